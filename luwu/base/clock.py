@@ -45,13 +45,12 @@ def new_incarnation(after: int = 0, now_ns: Callable[[], int] = unix_ns) -> int:
     return max(now_ns(), after + STARTS_APART)
 
 
-def local_time_text(unix_ns_value: int | None = None) -> str:
+def local_time_text() -> str:
     """`HH:MM:SS.mmm` of the local wall clock, for log lines."""
-    ns = unix_ns() if unix_ns_value is None else unix_ns_value
+    ns = unix_ns()
     return time.strftime("%H:%M:%S", time.localtime(ns // 10**9)) + f".{ns // 10**6 % 1000:03d}"
 
 
-def utc_text(unix_ns_value: int | None = None) -> str:
+def utc_text() -> str:
     """`YYYY-MM-DDTHH:MM:SSZ`, for run records."""
-    ns = unix_ns() if unix_ns_value is None else unix_ns_value
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ns // 10**9))
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

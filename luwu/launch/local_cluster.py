@@ -22,7 +22,7 @@ from luwu.base.closing import Closing
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import Recorder
-from luwu.base.links import LinkPair, Links, retry_over
+from luwu.base.links import LinkPair, Links
 from luwu.base.quantities import parse_bytes
 from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Place, Tree, one_switch
@@ -80,7 +80,7 @@ class LocalCluster(Closing):
         warnings."""
         links = links or Links()
         at_node = links.node if has_switch else links.worker
-        self._worker_retry = retry_over(links.worker)
+        self._worker_retry = links.worker.retry()
         self.world_size, self._transport_name = world_size, transport
         self._network = InProcessNetwork()
         self.errors = []
@@ -154,7 +154,7 @@ class LocalCluster(Closing):
             children=children,
             rank=self._tree.index(place),
             limits=replace(limits, extent_chunks=self.spec.extent_chunks),
-            retry=retry_over(links.node if place.parent == NODE else links.switch),
+            retry=(links.node if place.parent == NODE else links.switch).retry(),
             parents_count=len(above),
             replicas=self.spec.replicas,
         )

@@ -26,7 +26,7 @@ from luwu.base.errors import ConfigError, ConnectionFailed, refusing
 from luwu.base.events import JOB_OVER
 from luwu.base.job_spec import JobSpec, document_of, shared_fields
 from luwu.base.json_file import json_object, read_json, remove_partial, write_json
-from luwu.base.links import LinkPair, retry_over
+from luwu.base.links import LinkPair
 from luwu.base.own import own_module
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
@@ -240,7 +240,7 @@ def node_spec(
     """
     role = node_role(number)
     is_one_of_several = config.optimizer_nodes > 1
-    shared = replace(job, retry=retry_over(node_link(config)) if is_one_of_several else None)
+    shared = replace(job, retry=node_link(config).retry() if is_one_of_several else None)
     spec = NodeSpec(
         **shared_fields(shared),
         world_size=config.workers,

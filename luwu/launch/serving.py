@@ -15,7 +15,6 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.job_spec import JobSpec, shared_fields
 from luwu.base.limits import ARENA_BYTES_MIN
-from luwu.base.links import retry_over
 from luwu.base.quantities import exact_size, format_bytes
 from luwu.base.socket_directory import private_directory
 from luwu.base.tree import (
@@ -361,7 +360,7 @@ def _add_switches(
         connection,
         switch=parents[tree.root.name],
         leaves=tuple(leaves) if len(tree) > 1 else (),
-        retry=retry_over(links_of(config).worker),
+        retry=links_of(config).worker.retry(),
     )
 
 
@@ -371,9 +370,7 @@ def add_switch(
 ) -> str:  # fmt: skip
     """Start the switch of a place in the tree; where it listens."""
     above = node_link(config) if place.parent == NODE else links_of(config).switch
-    job = replace(
-        connection, retry=retry_over(above), grace_s=config.grace, insecure=config.insecure
-    )
+    job = replace(connection, retry=above.retry(), grace_s=config.grace, insecure=config.insecure)
     spec = switch_spec(config, supervisor.run, job, ends, tree=tree, place=place, key_name=key_name)
     return supervisor.add_role(place.process, spec)
 
@@ -448,7 +445,7 @@ def chosen_transport(config: RunConfig) -> str:
 def connection_of(config: RunConfig, job: JobSpec, *, node: str) -> Connection:
     """The connection of this job's members."""
     return Connection(
-        **shared_fields(replace(job, retry=retry_over(node_link(config)))),
+        **shared_fields(replace(job, retry=node_link(config).retry())),
         world_size=config.workers,
         node=node,
         reshard_after_forward=config.reshard_after_forward,

@@ -6,7 +6,8 @@ its ends are what they should be: our side is an endpoint that we listen at, the
 address that it had when we met it.
 
     too many that are silent             of one address, or in all: the new one is ended, and those
-                                         that have been silent for long
+                                         that have been silent for long. A connection whose first
+                                         message waits to be read is not silent
     too many in all, or with one key     the new one is ended
     a Unix socket of another user        is not listened to, should the modes of files let it in
 """
@@ -19,7 +20,7 @@ import struct
 from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.transport.sockets import copy_of
@@ -60,13 +61,6 @@ class Arrived:
         return f"{self.address}:{self.there[1]}" if isinstance(self.there, tuple) else self.address
 
 
-class _Unmet(NamedTuple):
-    """A connection that has not identified itself."""
-
-    address: str
-    since_ns: int
-
-
 class Arrivals:
     """The connections to one listener, by file descriptor."""
 
@@ -74,12 +68,12 @@ class Arrivals:
         self.limits = limits
         self._ports: set[int] = set()
         self._arrived: dict[int, Arrived] = {}
-        self._unmet: dict[int, _Unmet] = {}
-        """Oldest first."""
+        self._unmet: dict[int, int] = {}
+        """When those came that have not identified themselves, oldest first."""
         self._unmet_of: Counter[str] = Counter()
-        self.is_crowded = False
-        """A connection was ended to make room for one that is not identified yet: see `end_silent`.
-        """
+        self._new: dict[int, None] = {}
+        """Those of the unmet that `end_excess` has not judged; oldest first."""
+        self._is_crowded = False
 
     def listens_at(self, port: int) -> None:
         """Only connections to our ports are ever looked at."""
@@ -91,33 +85,39 @@ class Arrivals:
         arrived = self._look(fd)
         if arrived is None:
             return ""  # it has gone again; or a Unix socket, whose user is looked at when it speaks
-        address = arrived.address
-        unmet_count = self._unmet_of[address]
-        why = ""
-        if len(self._arrived) >= self.limits.total:
-            why = f"{self.limits.total} connections are open already"
-        elif len(self._unmet) >= self.limits.unmet:
-            why = f"{self.limits.unmet} connections have not identified themselves"
-        elif unmet_count >= self.limits.unmet_of_address:
-            why = f"{unmet_count} connections from there have not identified themselves"
         self._arrived[fd] = arrived
-        self._unmet[fd] = _Unmet(address, SYSTEM_CLOCK.now_ns())
-        self._unmet_of[address] += 1
-        if why:
-            self.is_crowded = True
-            self.end(fd)
-            return f"a connection from {arrived.place} was closed: {why}"
+        self._unmet[fd] = SYSTEM_CLOCK.now_ns()
+        self._unmet_of[arrived.address] += 1
+        self._new[fd] = None
+        if len(self._arrived) > self.limits.total:
+            return self._turn_away(fd, f"{self.limits.total} connections are open already")
         return ""
 
-    def end_silent(self, patience_ns: int) -> None:
-        """End the connections that have not identified themselves for so long.
+    def end_excess(self, patience_ns: int) -> list[str]:
+        """End new connections, the newest first, while too many have not identified themselves;
+        why, for each. If one was ended, those that have been silent for so long end, too.
 
-        Call it when every message that has come was read: theirs may be among those.
+        Call it when every message that has come was read: by its first, a connection identifies
+        itself.
         """
-        self.is_crowded = False
-        before_ns = SYSTEM_CLOCK.now_ns() - patience_ns
-        for fd in [fd for fd, unmet in self._unmet.items() if unmet.since_ns < before_ns]:
-            self.end(fd)
+        reports = []
+        while self._new:
+            fd, _ = self._new.popitem()
+            others_count = len(self._unmet) - 1
+            others_there_count = self._unmet_of[self._arrived[fd].address] - 1
+            if others_count >= self.limits.unmet:
+                why = f"{others_count} connections have not identified themselves"
+            elif others_there_count >= self.limits.unmet_of_address:
+                why = f"{others_there_count} connections from there have not identified themselves"
+            else:
+                continue
+            reports.append(self._turn_away(fd, why))
+        if self._is_crowded:
+            self._is_crowded = False
+            before_ns = SYSTEM_CLOCK.now_ns() - patience_ns
+            for fd in [fd for fd, came_ns in self._unmet.items() if came_ns < before_ns]:
+                self.end(fd)
+        return reports
 
     def place_of(self, fd: int) -> str:
         """The origin of a connection that `came`, for logs; empty if unknown."""
@@ -126,11 +126,12 @@ class Arrivals:
 
     def met(self, fd: int) -> None:
         """It has identified itself."""
-        unmet = self._unmet.pop(fd, None)
-        if unmet is not None:
-            self._unmet_of[unmet.address] -= 1
-            if not self._unmet_of[unmet.address]:
-                del self._unmet_of[unmet.address]
+        if self._unmet.pop(fd, None) is not None:
+            self._new.pop(fd, None)
+            address = self._arrived[fd].address
+            self._unmet_of[address] -= 1
+            if not self._unmet_of[address]:
+                del self._unmet_of[address]
 
     def ended(self, fd: int) -> None:
         """It is over."""
@@ -170,6 +171,12 @@ class Arrivals:
                 found = copy.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
                 return _CREDENTIALS.unpack(found)[1] not in (os.geteuid(), 0)
         return False
+
+    def _turn_away(self, fd: int, why: str) -> str:
+        self._is_crowded = True
+        self.met(fd)  # nothing more is expected of it
+        self.end(fd)
+        return f"a connection from {self.place_of(fd)} was closed: {why}"
 
     def _look(self, fd: int) -> Arrived | None:
         with copy_of(fd) or nullcontext() as copy:

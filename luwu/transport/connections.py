@@ -182,8 +182,9 @@ class Listener:
                 error = _stranger_error(end.fault, end.place, ", ".join(self._endpoints))
                 self._hub.received.append(PeerFailed(LISTENER, error, final=False))
             self._unmet_ends.clear()
-            if self._hub.arrivals.is_crowded:
-                self._hub.arrivals.end_silent(2 * self._hub.timing.handshake_ms * 10**6)
+            patience_ns = 2 * self._hub.timing.handshake_ms * 10**6
+            for why in self._hub.arrivals.end_excess(patience_ns):
+                self._report_flood(why)
             return False
         frames, frames_count = message
         routing_id = frames[0].bytes
@@ -314,9 +315,12 @@ class Listener:
         if self._by_fd.get(fd) is not None:
             self._hub.arrivals.met(fd)  # it spoke before the monitor told of it
         if why:
-            error = AccessRefused(f"{why}. {', '.join(self._endpoints)} is being flooded.")
-            self._hub.received.append(PeerFailed(LISTENER, error, final=False))
-            self._hub.readable(self)
+            self._report_flood(why)
+        self._hub.readable(self)
+
+    def _report_flood(self, why: str) -> None:
+        error = AccessRefused(f"{why}. {', '.join(self._endpoints)} is being flooded.")
+        self._hub.received.append(PeerFailed(LISTENER, error, final=False))
 
     def _begin_end(self, route: _Route) -> None:
         """The connection is over; its last messages may still be in the socket."""

@@ -75,23 +75,6 @@ def public_of(secret: SecretKey) -> bytes:
     return decoded
 
 
-def serve_keyed(socket: zmq.Socket[Any], security: Security) -> None:
-    """Let the next bind prove our key, and ask ZAP about every peer.
-
-    It has no ZAP domain: with one, libzmq would ask about Unix sockets of the same ROUTER too.
-    """
-    socket.curve_secretkey = z85.encode(security.own.secret.reveal())
-    socket.curve_publickey = z85.encode(security.public)
-    socket.curve_server = True
-
-
-def dial_keyed(socket: zmq.Socket[Any], security: Security, server_key: bytes) -> None:
-    """Let the next connect demand `server_key`, and prove ours."""
-    socket.curve_serverkey = z85.encode(server_key)
-    socket.curve_secretkey = z85.encode(security.own.secret.reveal())
-    socket.curve_publickey = z85.encode(security.public)
-
-
 # ---------------------------------------------------------------------- the library
 
 

@@ -69,70 +69,6 @@ class Phase(Enum):
     FAILED = "libzmq tries no more"
 
 
-class DialStory:
-    """Reads the monitor of one dialling socket, from its first attempt to the end of its first
-    connection. Pure: events in, events out."""
-
-    def __init__(self, peer: str, endpoint: str) -> None:
-        self._peer = peer
-        self._endpoint = endpoint
-        self.phase = Phase.SEEKING
-        self._told: set[int] = set()
-
-    def tell(self, event: int) -> PeerUp | PeerFailed | None:
-        """Report the meaning of a monitor event; a repeated failure is reported once."""
-        if self.phase in (Phase.ENDED, Phase.FAILED):
-            return None
-        where = f"{self._endpoint} (peer {self._peer!r})"
-        if event == zmq.EVENT_CONNECTED:
-            self.phase = Phase.GREETING
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self.phase = Phase.UP
-            return PeerUp(self._peer)
-        elif event == zmq.EVENT_CLOSED and self.phase is Phase.SEEKING:
-            return self._retried(
-                event,
-                f"nothing listens at {where} yet, retrying. "
-                f"Start the other side, or check the address.",
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            self.phase = Phase.SEEKING
-            return self._retried(
-                event,
-                f"something answers at {where}, but it is not this run, retrying. "
-                f"Is the connection file stale, or the port another service's?",
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return self._final(
-                f"{where} rejected our key and will keep rejecting it. Add the key there, or use "
-                f"the right one, and start again."
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            return self._final(
-                f"{where} is encrypted, and this process connected without a key or with the wrong "
-                f"public key. Give --join connect.json, or the whole URL that luwu up printed now."
-            )
-        elif event == zmq.EVENT_DISCONNECTED:
-            if self.phase is Phase.GREETING:
-                return self._final(
-                    f"something answers at {where} and speaks ZeroMQ, but it is not this run: it "
-                    f"accepts no connections of LuWu. Check the address and start again."
-                )
-            if self.phase is Phase.UP:
-                self.phase = Phase.ENDED
-        return None
-
-    def _retried(self, event: int, text: str) -> PeerFailed | None:
-        if event in self._told:
-            return None
-        self._told.add(event)
-        return PeerFailed(self._peer, ConnectionFailed(text), final=False)
-
-    def _final(self, text: str) -> PeerFailed:
-        self.phase = Phase.FAILED
-        return PeerFailed(self._peer, ConnectionFailed(text), final=True)
-
-
 class Dialled:
     """Dials until it is closed."""
 
@@ -159,7 +95,7 @@ class Dialled:
             return False
         message = read_frames(self._socket)
         if message is None:
-            if self._story.phase is Phase.ENDED:
+            if self._phase is Phase.ENDED:
                 self._replace()
             return False
         if self._lane is None:
@@ -171,7 +107,7 @@ class Dialled:
     def close(self) -> None:
         """Close the socket; libzmq sends what is queued, for the linger time at most."""
         if not self._is_closed:
-            self._close_socket(sends_on=self._story.phase is Phase.UP)
+            self._close_socket(sends_on=self._phase is Phase.UP)
 
     def _look_up(self) -> None:
         """Look up the places of the peer; if that cannot be done, they are those known."""
@@ -202,7 +138,8 @@ class Dialled:
 
     def _open(self) -> None:
         timing = self._hub.timing
-        self._story = DialStory(self._peer, str(self._endpoint))
+        self._phase = Phase.SEEKING
+        self._reported: set[int] = set()
         self._lane: Lane | None = None
         self._is_closed = self._is_pausing = False
         self._opened_ns, self._failures_count = SYSTEM_CLOCK.now_ns(), 0
@@ -224,21 +161,75 @@ class Dialled:
             if event in (zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CONNECT_RETRIED, zmq.EVENT_CONNECTED):
                 self._is_pausing = event == zmq.EVENT_CONNECT_RETRIED
                 self._failures_count += self._is_pausing
-            told = self._story.tell(event)
-            if isinstance(told, PeerUp):
+            meaning = self._meaning(event)
+            if isinstance(meaning, PeerUp):
                 self._pause_ms = self._hub.timing.reconnect_ms
                 self._lane = self._hub.attach(self._peer, Way(self._socket))
-            if told is not None:
-                self._hub.received.append(told)
-        if self._story.phase is Phase.ENDED:
+            if meaning is not None:
+                self._hub.received.append(meaning)
+        if self._phase is Phase.ENDED:
             assert self._lane is not None
             self._hub.detach(self._lane)  # nothing more can be sent, messages may still be read
             self._hub.readable(self)
-        elif self._story.phase is Phase.FAILED:
+        elif self._phase is Phase.FAILED:
             self._close_socket()
         elif self._is_pausing:
             self._is_pausing = False
             self._seek_elsewhere()
+
+    def _meaning(self, event: int) -> PeerUp | PeerFailed | None:
+        """What an event of the monitor means, up to the end of the socket's first connection; a
+        repeated failure is reported once."""
+        if self._phase in (Phase.ENDED, Phase.FAILED):
+            return None
+        where = f"{self._endpoint} (peer {self._peer!r})"
+        if event == zmq.EVENT_CONNECTED:
+            self._phase = Phase.GREETING
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._phase = Phase.UP
+            return PeerUp(self._peer)
+        elif event == zmq.EVENT_CLOSED and self._phase is Phase.SEEKING:
+            return self._retried(
+                event,
+                f"nothing listens at {where} yet, retrying. "
+                f"Start the other side, or check the address.",
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+            self._phase = Phase.SEEKING
+            return self._retried(
+                event,
+                f"something answers at {where}, but it is not this run, retrying. "
+                f"Is the connection file stale, or the port another service's?",
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return self._final(
+                f"{where} rejected our key and will keep rejecting it. Add the key there, or use "
+                f"the right one, and start again."
+            )
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            return self._final(
+                f"{where} is encrypted, and this process connected without a key or with the wrong "
+                f"public key. Give --join connect.json, or the whole URL that luwu up printed now."
+            )
+        elif event == zmq.EVENT_DISCONNECTED:
+            if self._phase is Phase.GREETING:
+                return self._final(
+                    f"something answers at {where} and speaks ZeroMQ, but it is not this run: it "
+                    f"accepts no connections of LuWu. Check the address and start again."
+                )
+            if self._phase is Phase.UP:
+                self._phase = Phase.ENDED
+        return None
+
+    def _retried(self, event: int, text: str) -> PeerFailed | None:
+        if event in self._reported:
+            return None
+        self._reported.add(event)
+        return PeerFailed(self._peer, ConnectionFailed(text), final=False)
+
+    def _final(self, text: str) -> PeerFailed:
+        self._phase = Phase.FAILED
+        return PeerFailed(self._peer, ConnectionFailed(text), final=True)
 
     def _seek_elsewhere(self) -> None:
         """An attempt has failed, and libzmq pauses before the next one at this place."""

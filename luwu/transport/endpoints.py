@@ -133,13 +133,7 @@ def parse(endpoint: str) -> Endpoint:
         if host and colon and number is not None and number < 65536:
             return TcpEndpoint(host, number, key)
     elif scheme == "ipc" and rest:
-        path = Path(rest)
-        if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX:
-            raise ConfigError(
-                f"{endpoint}: the path has {len(os.fsencode(path))} bytes, a Unix socket's may "
-                f"have {IPC_PATH_BYTES_MAX}; use a shorter one, or ipc://auto"
-            )
-        return IpcEndpoint(path)
+        return _at_path(rest, endpoint)
     raise ConfigError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
 
 
@@ -160,13 +154,19 @@ def parse_shared(endpoint: str) -> IpcEndpoint:
     scheme, _, rest = endpoint.partition("://")
     if scheme != "shm" or not rest:
         raise ConfigError(f"{endpoint!r} is not an endpoint here; write shm://PATH or shm://auto")
-    path_bytes = len(os.fsencode(Path(rest))) + len(DESCRIPTOR_SUFFIX)
+    return _at_path(rest, endpoint, suffix=DESCRIPTOR_SUFFIX)
+
+
+def _at_path(path: str, endpoint: str, suffix: str = "") -> IpcEndpoint:
+    """The socket at a path, which fits with the suffix too. Raises ConfigError."""
+    path_bytes = len(os.fsencode(Path(path + suffix)))
     if path_bytes > IPC_PATH_BYTES_MAX:
+        what = f"the path and {suffix} have" if suffix else "the path has"
         raise ConfigError(
-            f"{endpoint}: the path and {DESCRIPTOR_SUFFIX} have {path_bytes} bytes, a Unix "
-            f"socket's may have {IPC_PATH_BYTES_MAX}; use a shorter one, or shm://auto"
+            f"{endpoint}: {what} {path_bytes} bytes, a Unix socket's may have "
+            f"{IPC_PATH_BYTES_MAX}; use a shorter one, or {endpoint.partition('/')[0]}//auto"
         )
-    return IpcEndpoint(Path(rest))
+    return IpcEndpoint(Path(path))
 
 
 def address_of(endpoint: TcpEndpoint) -> str:

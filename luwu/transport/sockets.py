@@ -15,11 +15,12 @@ from socket import socket as Connection
 from typing import Any, Final
 
 import zmq
+from zmq.utils import z85
 
 from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
-from luwu.transport.curve import Security, dial_keyed, serve_keyed
-from luwu.transport.endpoints import Endpoint, TcpEndpoint
+from luwu.transport.curve import Security
+from luwu.transport.endpoints import Endpoint
 
 LOOPBACK_SEND_BYTES: Final = 512 * 1024
 """SO_SNDBUF of a connection within a host. Linux lets that of tcp grow to 4 MiB and more, so that
@@ -107,35 +108,39 @@ def new_router(context: zmq.Context[Any], timing: ZeroMqTiming) -> zmq.Socket[An
     return socket
 
 
-def prepare(socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming) -> None:
-    """Set what depends on the endpoint that is bound or connected next."""
-    socket.ipv6 = endpoint.is_ipv6
-    socket.sndbuf = LOOPBACK_SEND_BYTES if endpoint.is_loopback else _AS_THE_SYSTEM_LIKES
-    socket.heartbeat_ivl = timing.heartbeat_ms if endpoint.is_tcp else 0
-    socket.heartbeat_timeout = timing.heartbeat_timeout_ms
-    socket.heartbeat_ttl = timing.heartbeat_timeout_ms
-
-
 def prepare_bind(
     socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming, security: Security | None
 ) -> None:
-    """Set what depends on the endpoint that is bound next; one with a key shows it."""
-    prepare(socket, endpoint, timing)
-    if isinstance(endpoint, TcpEndpoint) and endpoint.key is not None:
-        assert security is not None
-        serve_keyed(socket, security)
-    else:
-        socket.curve_server = False
+    """Set what depends on the endpoint that is bound next; one with a key shows it, and asks ZAP
+    about every peer.
+
+    It has no ZAP domain: with one, libzmq would ask about Unix sockets of the same ROUTER too.
+    """
+    _prepare(socket, endpoint, timing, security)
+    socket.curve_server = endpoint.key is not None
 
 
 def prepare_connect(
     socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming, security: Security | None
 ) -> None:
     """Set what depends on the endpoint that is connected; one with a key must prove to have it."""
-    prepare(socket, endpoint, timing)
-    if isinstance(endpoint, TcpEndpoint) and endpoint.key is not None:
+    _prepare(socket, endpoint, timing, security)
+    if endpoint.key is not None:
+        socket.curve_serverkey = z85.encode(endpoint.key)
+
+
+def _prepare(
+    socket: zmq.Socket[Any], endpoint: Endpoint, timing: ZeroMqTiming, security: Security | None
+) -> None:
+    socket.ipv6 = endpoint.is_ipv6
+    socket.sndbuf = LOOPBACK_SEND_BYTES if endpoint.is_loopback else _AS_THE_SYSTEM_LIKES
+    socket.heartbeat_ivl = timing.heartbeat_ms if endpoint.is_tcp else 0
+    socket.heartbeat_timeout = timing.heartbeat_timeout_ms
+    socket.heartbeat_ttl = timing.heartbeat_timeout_ms
+    if endpoint.key is not None:
         assert security is not None
-        dial_keyed(socket, security, endpoint.key)
+        socket.curve_secretkey = z85.encode(security.own.secret.reveal())
+        socket.curve_publickey = z85.encode(security.public)
 
 
 def prepare_connected(fd: int) -> None:

@@ -11,12 +11,10 @@ from luwu.base.errors import ConfigError
 from luwu.base.links import (
     PROFILES,
     LinkPair,
-    Links,
     LinkSpec,
     emulated_links,
     parse_links,
     push_window_bytes,
-    retry_over,
 )
 from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
@@ -63,12 +61,6 @@ def test_the_most_specific_part_counts_as_a_whole() -> None:
     assert links.worker == LinkPair(up=LinkSpec(rate_bytes_per_s=GBIT), down=PROFILES["25gbe"])
     assert links.node == LinkPair(up=slow, down=IDEAL)
     assert links.named == ("worker", "node")
-
-
-def test_roles_that_are_not_named_are_ideal() -> None:
-    links = parse_links("worker=25gbe;node=100gbe")
-    assert links.switch.is_ideal
-    assert links.node.up == PROFILES["100gbe"]
 
 
 @pytest.mark.parametrize(
@@ -209,18 +201,18 @@ def test_what_is_kept_of_links_can_be_given_again() -> None:
 def test_retries_are_fast_where_messages_can_be_lost() -> None:
     """Goal: a round trip and what is under way, and no less than 50 ms; without loss, and without
     a link, repetition stays the last resort."""
-    assert retry_over(LinkPair()) is None
-    lossless = retry_over(parse_links("1gbit,delay=1ms").worker)
+    assert LinkPair().retry() is None
+    lossless = parse_links("1gbit,delay=1ms").worker.retry()
     assert lossless is not None
     assert (lossless.first_ns, lossless.most_ns) == (RetryPolicy().first_ns, RetryPolicy().most_ns)
-    quick = retry_over(parse_links("1gbit,loss=0.1").worker)
+    quick = parse_links("1gbit,loss=0.1").worker.retry()
     assert quick is not None
     assert quick.first_ns == 50_000_000
     assert quick.ns_per_byte == pytest.approx(16)
-    far = retry_over(parse_links("delay=100ms,jitter=20ms,loss=0.1").worker)
+    far = parse_links("delay=100ms,jitter=20ms,loss=0.1").worker.retry()
     assert far is not None
     assert far.first_ns == 240_000_000
-    queued = retry_over(parse_links("1gbit,queue=1MiB").worker)
+    queued = parse_links("1gbit,queue=1MiB").worker.retry()
     assert queued is not None
     assert queued.first_ns == 50_000_000
 
@@ -235,13 +227,3 @@ def test_a_window_covers_the_round_trip_and_no_more() -> None:
     assert push_window_bytes(pair, 1 << 24, 1 << 30) >= 4 << 24
     assert push_window_bytes(parse_links("delay=1ms").worker, chunk, 1 << 30) == 1 << 30
     assert push_window_bytes(None, chunk, 1 << 30) == 1 << 30
-
-
-def test_profiles_have_the_rates_of_their_names() -> None:
-    for name, spec in PROFILES.items():
-        if name.endswith("gbe"):
-            assert spec.rate_bytes_per_s == float(name[:-3]) * GBIT
-    assert PROFILES["virtio"].rate_bytes_per_s == 10.5 * GBIT
-    assert PROFILES["sriov"].rate_bytes_per_s == 37.1 * GBIT
-    assert PROFILES["sriov-max"].rate_bytes_per_s == 349 * GBIT
-    assert Links().is_ideal

@@ -14,7 +14,7 @@ import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
+from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, CREDIT_BYTES_DEFAULT, PAYLOAD_BYTES_MAX
 from luwu.base.seeds import derive
 from luwu.transport.interface import (
     BUFFERS_COUNT_MAX,
@@ -484,3 +484,41 @@ class TransportSuite:
             transport.close()
             transport.close()
             transport.wake()
+
+
+class ByReferenceSuite:
+    """Where the receiver reads the sender's memory; beside `TransportSuite`, with its fixtures."""
+
+    def test_a_delivery_is_the_senders_memory(self, make: Make, endpoint: str) -> None:
+        """Goal: nothing is copied: what is written after the send shows, handle and credit wait."""
+        listener, dialler, _child = pair(make, endpoint)
+        view = dialler.reserve(100)
+        handle = dialler.send("parent", b"h", [view])
+        delivery = message(listener)
+        assert (delivery.is_shared, delivery.buffers[0].readonly) == (True, True)
+        view[0] = 7  # what the interface forbids, to see that nothing was copied
+        assert delivery.buffers[0][0] == 7
+        assert not handle.done
+        assert dialler.credit("parent") == CREDIT_BYTES_DEFAULT - 101
+
+        delivery.release()
+        until_true(lambda: handle.done, listener, dialler)
+        assert dialler.credit("parent") == CREDIT_BYTES_DEFAULT
+
+    def test_release_from_a_thread_ends_both_waits(self, make: Make, endpoint: str) -> None:
+        """Goal: a receiver blocked in `receive` tells of a release at once, and the sender, blocked
+        too, looks at its handle. Method: three threads, no limit on any wait but the deadline."""
+        listener, dialler, child = pair(make, endpoint)
+        handle = dialler.send("parent", b"h", [dialler.reserve(100)])
+        delivery = message(listener)
+        blocked = threading.Thread(target=lambda: last.append(message(listener)))
+        last: list[Delivery] = []
+        blocked.start()
+        releaser = threading.Thread(target=delivery.release)
+        releaser.start()
+        while not handle.done:
+            assert dialler.receive(DEADLINE_NS) is None
+        releaser.join()
+        dialler.send("parent", b"end")
+        blocked.join()
+        assert (last[0].peer, last[0].header) == (child, b"end")

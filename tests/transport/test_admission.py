@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
 from luwu.base.keys import Identity
 from luwu.wire import messages as wire
-from luwu.wire.messages import Role, Verb
+from luwu.wire.messages import Role
 from switch_emu.process.admission import Admission, RateLimit
+from tests.helpers.switch_parts import message
 
 WORKER_ROLES = (Role.WORKER, Role.READER)
-FIELDS: dict[str, Any] = {
-    "attempt": 0, "index": 0, "contributors": 1, "description_hash": "", "dtype": "float32",
-    "epoch": 0, "field": "weight", "fits": True, "generation": 0, "norms": (0.0,),
-    "checksum": 0, "in_place": False, "incarnation": 5, "job": 1, "last": True,
-    "loaded": True,
-    "part": 0, "parts": 1, "pieces": 1, "protocol": 1, "push_window_bytes": 1, "rank": 0,
-    "raw": False, "reader": 1, "role": Role.WORKER, "step": 0, "text": "", "verb": Verb.PUSH,
-    "version": 0, "absent": 0, "weight": 1.0, "world_size": 2, "applied": True, "lost": 0,
-    "present": 1,
-    "roll": 0, "began_with_skip": False, "is_older": False, "redoes": False, "skipped_step": 0,
-    "skip": False, "count": 1, "extent_chunks": 1, "members": 1, "is_left_out": False,
-    "is_prepared": False, "prepared_attempt": 0, "held": 0, "filling": 0,
-}  # fmt: skip
 
 
-def said(kind: type[wire.Message], **fields: Any) -> Any:
-    """A message with these fields, and some value in every other."""
-    return kind(**{each.name: FIELDS[each.name] for each in dataclasses.fields(kind)} | fields)
+def said(kind: type[wire.Message], **given: Any) -> Any:
+    """A message of rank 0, where it says whose it is; with these fields."""
+    own = {"contributors": 1} if "contributors" in kind.__dataclass_fields__ else {}
+    return message(kind, **(own | {"incarnation": 5} | given))
 
 
 def hello(rank: int, incarnation: int = 5, **fields: Any) -> wire.Hello:
@@ -49,9 +37,9 @@ def admission() -> Admission:
     return made
 
 
-def join(admission: Admission, peer: str, message: wire.Hello) -> None:
-    assert admission.fault(peer, message) == ""
-    admission.joined(peer, message)
+def join(admission: Admission, peer: str, greeting: wire.Hello) -> None:
+    assert admission.fault(peer, greeting) == ""
+    admission.joined(peer, greeting)
 
 
 def test_who_has_no_key_is_not_judged() -> None:

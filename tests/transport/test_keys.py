@@ -13,18 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base import keys as keys_module
 from luwu.base.errors import ConfigError
-from luwu.base.keys import (
-    ALLOWED,
-    Identity,
-    SecretKey,
-    parse_key,
-    read_allowed,
-    read_secret,
-    worker_name,
-    write_allowed,
-)
+from luwu.base.keys import ALLOWED, SecretKey, parse_key, read_allowed, read_secret
 from luwu.commands.main import main
 from luwu.join.open import own_security
 from luwu.transport.curve import new_key_pair, open_security, public_of
@@ -247,21 +237,3 @@ class TestSecrets:
         assert found.own.name == "worker-0"
         with pytest.raises(ConfigError, match="is not a valid name of a key"):
             own_security(tcp)  # a reader has no rank to put in
-
-    def test_names_of_workers(self) -> None:
-        assert worker_name(None, rank=3, local_rank=1) == "worker-3"
-        assert worker_name("b-{local_rank}", rank=3, local_rank=1) == "b-1"
-        with pytest.raises(ConfigError, match="is not a valid name of a key"):
-            worker_name("../{rank}", rank=3, local_rank=1)
-
-    def test_a_list_is_replaced_whole(self, tmp_path: Path) -> None:
-        """Goal: a writer that fails leaves the list as it was, and no other file."""
-        directory = make_keys(tmp_path / "keys")
-        before = (directory / ALLOWED).read_bytes()
-        names = {path.name for path in directory.iterdir()}
-        with pytest.raises(AttributeError):
-            write_allowed(directory, {b"x" * 32: None})  # type: ignore[dict-item]
-        assert (directory / ALLOWED).read_bytes() == before
-        assert {path.name for path in directory.iterdir()} == names
-        assert Identity("node", "node") in read_allowed(directory).values()
-        assert keys_module.ALLOWED == "allowed.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,15 +113,6 @@ class TestWhoIsLetIn(ListeningForWorkers):
             assert "rejected our key" in str(event.error)
         nobody_came(listener)
         still_works(make, listener, where)
-
-    def test_the_server_key_is_pinned(self, make: Make, where: str) -> None:
-        """Goal: who dials gives its messages to nobody who lacks the key of the endpoint."""
-        public, _ = new_key_pair()
-        other = replace(tcp_endpoint(where), key=public)
-        dialler = dialling(make, str(other), name="worker-0")
-        event = failed(dialler)
-        assert event.peer == "parent"
-        assert "not this run" in str(event.error) or "another key" in str(event.error)
 
 
 class TestRevocation(ListeningForWorkers):

@@ -14,42 +14,17 @@ from luwu.base.address import address_of
 from luwu.base.limits import CREDIT_BYTES_DEFAULT
 from luwu.transport.interface import CreditExceeded, Delivery
 from tests.helpers.transports import OverShm
-from tests.suites.transport_suite import TransportSuite
-from tests.suites.transport_waits import (
-    DEADLINE_NS,
-    MIB,
-    Make,
-    dialling,
-    meet,
-    message,
-    pair,
-    until_true,
-)
+from tests.suites.transport_suite import ByReferenceSuite, TransportSuite
+from tests.suites.transport_waits import MIB, Make, dialling, meet, message, pair, until_true
 
 
-class TestShmTransport(OverShm, TransportSuite):
+class TestShmTransport(OverShm, TransportSuite, ByReferenceSuite):
     @pytest.fixture
     def free_endpoint(self, tmp_path: Path) -> str:
         return f"shm://{tmp_path}/s"
 
 
 class TestByReference(OverShm):
-    def test_a_delivery_is_the_senders_memory(self, make: Make, endpoint: str) -> None:
-        """Goal: nothing is copied: what is written after the send shows, handle and credit wait."""
-        listener, dialler, _child = pair(make, endpoint)
-        view = dialler.reserve(100)
-        handle = dialler.send("parent", b"h", [view])
-        delivery = message(listener)
-        assert (delivery.is_shared, delivery.buffers[0].readonly) == (True, True)
-        view[0] = 7  # what the interface forbids, to see that nothing was copied
-        assert delivery.buffers[0][0] == 7
-        assert not handle.done
-        assert dialler.credit("parent") == CREDIT_BYTES_DEFAULT - 101
-
-        delivery.release()
-        until_true(lambda: handle.done, listener, dialler)
-        assert dialler.credit("parent") == CREDIT_BYTES_DEFAULT
-
     def test_one_place_has_one_address(self, make: Make, endpoint: str) -> None:
         """Goal: the same memory comes at the same address, by both connections of a receiver."""
         listener, dialler, _child = pair(make, endpoint)
@@ -148,24 +123,6 @@ class TestByReference(OverShm):
         delivery = message(listener)
         ctypes.memset(address_of(delivery.buffers[0]), 7, 1)
         assert (delivery.buffers[0][0], view[0]) == (7, 0)
-
-    def test_release_from_a_thread_ends_both_waits(self, make: Make, endpoint: str) -> None:
-        """Goal: a receiver blocked in `receive` tells of a release at once, and the sender, blocked
-        too, looks at its handle. Method: three threads, no limit on any wait but the deadline."""
-        listener, dialler, child = pair(make, endpoint)
-        handle = dialler.send("parent", b"h", [dialler.reserve(100)])
-        delivery = message(listener)
-        blocked = threading.Thread(target=lambda: last.append(message(listener)))
-        last: list[Delivery] = []
-        blocked.start()
-        releaser = threading.Thread(target=delivery.release)
-        releaser.start()
-        while not handle.done:
-            assert dialler.receive(DEADLINE_NS) is None
-        releaser.join()
-        dialler.send("parent", b"end")
-        blocked.join()
-        assert (last[0].peer, last[0].header) == (child, b"end")
 
     @pytest.mark.parametrize("seed", range(4))
     def test_many_messages_and_releases_out_of_order(

@@ -11,7 +11,7 @@ import zmq
 
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.transport import endpoints as endpoints_module
-from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare
+from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare_bind
 from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import OverZeroMq, listening_process
 from tests.suites.transport_waits import Make, dialling, down, meet, up
@@ -87,7 +87,7 @@ class TestWhereToListen(OverZeroMq):
         """Goal: between hosts the system chooses, for the right size grows with the delay."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.sndbuf = 4711  # of another endpoint before
-            prepare(socket, endpoints_module.parse(endpoint), ZeroMqTiming())
+            prepare_bind(socket, endpoints_module.parse(endpoint), ZeroMqTiming(), None)
             assert socket.sndbuf == (LOOPBACK_SEND_BYTES if is_bounded else -1)
 
     @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:0", "tcp://0.0.0.0:5", "tcp://*:5"])

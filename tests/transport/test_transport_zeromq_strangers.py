@@ -146,16 +146,6 @@ class TestStrangersAtOurListener(OverZeroMq, ListeningAtTcp):
             stranger.send(b"good")
             assert message(listener).header == b"good"
 
-    def test_a_frame_too_large_ends_the_connection(
-        self, listener: Transport, where: str, raw: Raw
-    ) -> None:
-        """Goal: libzmq hangs up on a frame above the limit before it is held in memory."""
-        stranger = raw(zmq.DEALER, probe_router=1)
-        stranger.connect(where)
-        peer = up(listener)
-        stranger.send_multipart([b"h", bytes(PAYLOAD_BYTES_MAX + 1)])
-        assert down(listener) == peer
-
 
 class TestStrangersThatWeDial(OverZeroMq):
     @pytest.mark.parametrize(

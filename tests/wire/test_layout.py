@@ -470,9 +470,3 @@ def test_a_model_without_parameters() -> None:
     """Goal: documented: nothing to train is a legal layout of no chunks."""
     empty = Layout(parameters=(), units=(), chunk_bytes=CHUNK_BYTES_STEP)
     assert empty.chunks == ()
-
-
-@pytest.mark.parametrize(("elems", "expected"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_padded(elems: int, expected: int) -> None:
-    """Goal: the alignment of every parameter."""
-    assert padded(elems) == expected

@@ -21,9 +21,6 @@ from luwu.wire.messages import Role
 from tests.helpers.switch_parts import DESCRIPTION, LEFT, RIGHT, hello, line, message
 from tests.simulate.job import make_layout
 
-LAYOUT = make_layout(units=2)
-"""Extent 1: 3,008 elements of two parameters; extent 4: frozen."""
-
 
 def two_children() -> tuple[Outbox, Children]:
     """A parent at step 4 of attempt 2, with two children, who have joined."""
@@ -183,22 +180,11 @@ def test_lost_steps_are_named(found: int, known: int, expected: str) -> None:
 # -------------------------------------------------------------------------- the form of a push
 
 
-def form_of(aggregate: str = "float32") -> PushForm:
-    return PushForm(LAYOUT, make_aggregator(aggregate, 3))
-
-
-def push(extent: int, dtype: str = "float32", absent: int = 0, part: int = 0) -> wire.Push:
-    """A push of rank 0."""
-    pushed: wire.Push = message(
-        wire.Push, index=extent, dtype=dtype, absent=absent, part=part, contributors=1
-    )
-    return pushed
-
-
 def test_an_encoded_push_is_as_its_aggregator_encodes_it() -> None:
     """Goal: neither a gradient in float nor one of another size is added to integers."""
-    form = form_of("shared-exponent")
-    size = make_aggregator("shared-exponent", 3).encoded_bytes(4096)
-    assert form.fault(push(0, "encoded"), size, has_payload=True) == ""
-    assert "as shared-exponent" in form.fault(push(0, "encoded"), size - 4, has_payload=True)
-    assert "float32 are not" in form.fault(push(0), 16384, has_payload=True)
+    aggregator = make_aggregator("shared-exponent", 3)
+    form, size = PushForm(make_layout(units=2), aggregator), aggregator.encoded_bytes(4096)
+    encoded, plain = (message(wire.Push, dtype=dtype) for dtype in ("encoded", "float32"))
+    assert form.fault(encoded, size, has_payload=True) == ""
+    assert "as shared-exponent" in form.fault(encoded, size - 4, has_payload=True)
+    assert "float32 are not" in form.fault(plain, 16384, has_payload=True)
