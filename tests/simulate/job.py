@@ -23,7 +23,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.norms import Clip
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolSize
 
 JOB = 77
 POISONER = 0
@@ -182,7 +182,7 @@ class Job:
         if self.slot_count is None:
             return replace(limits, extent_chunks=self.layout.extent_chunks)
         assert self.layout.extent_chunks == 1, "a fixed slot holds one chunk"
-        slots = PoolRange(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
+        slots = PoolSize(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
         return replace(limits, slots=slots)
 
     @property

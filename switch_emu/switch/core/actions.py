@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
-from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolSize
 from switch_emu.switch.core.slots import SlotKey
 
 
@@ -54,7 +54,7 @@ class SwitchLimits:
     """Credit of each child."""
     extent_chunks: int = 1
     """Chunks that travel together at most (`Layout`)."""
-    slots: PoolRange | None = None
+    slots: PoolSize | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
     drop_after_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
