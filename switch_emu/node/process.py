@@ -154,10 +154,7 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
             push_window_bytes=max(spec.extent_bytes, plan.window_bytes // spec.world_size),
         )  # fmt: skip
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
-    limits = replace(
-        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        slots_are_awaited=limits.drop_after_ns is None,
-    )  # fmt: skip
+    limits = replace(limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks)
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
     )

@@ -185,10 +185,7 @@ def _limits(spec: SwitchSpec) -> SwitchLimits:
     if spec.arena_bytes and shares_below:
         limits = limits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes)
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
-    limits = replace(
-        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        slots_are_awaited=limits.drop_after_ns is None,
-    )  # fmt: skip
+    limits = replace(limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks)
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),
         chunk_bytes=spec.chunk_bytes,

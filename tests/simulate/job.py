@@ -313,21 +313,3 @@ def tree_sum(tree: Tree, place: Place, grads: dict[int, Any]) -> Any:
         terms[min(ranks_of(tree.ranks(child)))] = tree_sum(tree, child, grads)
     found = [terms[rank] for rank in sorted(terms) if terms[rank] is not None]
     return functools.reduce(np.add, found) if found else None
-
-
-def reference(job: Job) -> list[dict[int, Any]]:
-    """The same training in one loop: weights of every chunk after 0, 1, ... steps."""
-    layout = job.layout
-    weights = {chunk.index: initial(layout, chunk.index) for chunk in layout.chunks}
-    momentum = {index: np.zeros_like(values) for index, values in weights.items()}
-    versions = [dict(weights)]
-    starts = dict.fromkeys(range(job.world_size), 0)
-    for step in range(job.steps):
-        if not job.is_left_out(step):
-            for index, chunk in enumerate(layout.chunks):
-                if chunk.trainable:
-                    weights[index], momentum[index] = job.after_step(
-                        weights[index], momentum[index], step, index, starts
-                    )
-        versions.append(dict(weights))
-    return versions

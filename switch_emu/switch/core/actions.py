@@ -58,10 +58,9 @@ class SwitchLimits:
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
     drop_after_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
-    without it; None: it is waited for."""
-    slots_are_awaited: bool = False
-    """A child that is ahead of all others waits for a slot, and goes up raw where it cannot. Not
-    where late children are left out: who is late shows when the others commit."""
+    without it; None: it is waited for, and so a child that is ahead of all others waits for a
+    slot. (Who is late shows when the others commit, so nobody may wait where late ones are left
+    out.)"""
     drop_node_after_ns: int | None = None
     """How long one of several optimizer nodes may be gone before the job goes on without it, where
     others hold its pages; None: it is waited for."""
