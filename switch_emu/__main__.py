@@ -4,8 +4,8 @@ FILE is JSON: the role's specification, and where to tell that it listens or wha
 launcher writes it (`luwu/launch/roles.py`). With `--until-eof` the process also ends when its
 standard input does, that is, with the process that started it; a line there says that all workers
 have left: it writes its results and ends. With `--jobs` in place of `--config` it serves one job
-after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity have ranges of
-its `--slots`.
+after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity share its
+`--slots`.
 """
 
 from __future__ import annotations

@@ -61,8 +61,6 @@ def groups() -> dict[str, list[Row]]:
             ("emulated links, repeated", lambda arm: _links(arm, "messages", "repeated")),
             ("switch slots, most in use", lambda arm: _slots(arm, "slots_peak")),
             ("contributions without a slot", lambda arm: _slots(arm, "raw_count")),
-            ("slots as a switch's SRAM", lambda arm: _slots(arm, "sram")),
-            ("slots in this switch's memory", lambda arm: _slots(arm, "emulation_bytes")),
         ],
         "Disk": [
             ("read from disk", lambda arm: _of(arm["disk_bytes"], "read")),
@@ -154,10 +152,6 @@ def notes(document: dict[str, Any]) -> list[str]:
             "The node's budget is for what it allocates after its start; its peak has Python in it "
             "too, and torch where an update kernel was checked."
         )
-    for arm in document["arms"]:
-        resources = (arm.get("switch") or {}).get("resources")
-        if resources is not None:
-            found.append(_chips_text(resources))
     if any(arm.get("bound_by") == "waiting" for arm in document["arms"]):
         found.append(
             "Bound by waiting: no resource was busy for half of a step; processes waited for "
@@ -194,32 +188,12 @@ def names_text(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _chips_text(resources: dict[str, Any]) -> str:
-    """The text on whether the memory of real switches holds the slots."""
-    names = {"tofino1": "Tofino 1", "tofino2": "Tofino 2"}
-    told = "; ".join(
-        f"{names[name]}, {format_bytes(chip['sram_bytes'])}: "
-        f"{'yes' if chip['is_held'] else 'no'}, {chip['slots_held']:,} slots at most"
-        for name, chip in resources["fits"].items()
-    )
-    return (
-        f"Would the SRAM of one pipeline hold {resources['slots']:,} slots of two copies, "
-        f"{resources['elements_per_slot']:,} elements as {resources['packets_per_chunk']['256']:,} "
-        f"packets of 256? {told} (cited sizes, an upper bound; predicted)."
-    )
-
-
 def _slots(arm: dict[str, Any], what: str) -> str:
     """The slots of a switch that has a fixed number."""
     pool = arm.get("switch") or {}
-    resources = pool.get("resources")
-    if resources is None:
+    if "slots_limit" not in pool:
         return "-"
-    if what == "slots_peak":
-        return f"{pool[what]} of {resources['slots']}"
-    if what == "sram":
-        return _bytes(resources["sram_bytes"]["256"]["total"])
-    return _bytes(resources[what]) if what in resources else f"{pool[what]:,}"
+    return f"{pool[what]} of {pool['slots_limit']}" if what == "slots_peak" else f"{pool[what]:,}"
 
 
 def spread(seconds: Sequence[float]) -> tuple[float, float]:

@@ -18,60 +18,41 @@ Invariants; the tests cite them by number:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from luwu.base.links import LinkSpec
 
-
-@dataclass(slots=True)
-class Traffic:
-    """Messages, and their bytes: headers and payloads."""
-
-    messages: int = 0
-    bytes: int = 0
-
-    def count(self, nbytes: int, messages: int = 1) -> None:
-        """Add a message of this size; remove one for -1."""
-        self.messages += messages
-        self.bytes += nbytes * messages
-
-    def add(self, other: Traffic) -> None:
-        """Add other traffic."""
-        self.messages += other.messages
-        self.bytes += other.bytes
+_DROPPED = ("lost", "overflowed", "cut")
 
 
-@dataclass(slots=True)
 class LinkCounters:
-    """Counts of the messages of one direction; see L1."""
+    """Messages of one direction, and their bytes (headers and payloads), by what became of them.
 
-    sent: Traffic = field(default_factory=Traffic)
-    """Offered to the link."""
-    repeated: Traffic = field(default_factory=Traffic)
-    """Copies that the network made."""
-    received: Traffic = field(default_factory=Traffic)
-    lost: Traffic = field(default_factory=Traffic)
-    """Dropped by chance."""
-    overflowed: Traffic = field(default_factory=Traffic)
-    """Dropped because the queue was full."""
-    cut: Traffic = field(default_factory=Traffic)
-    """Dropped because the connection ended."""
-    in_flight: Traffic = field(default_factory=Traffic)
+    sent        offered to the link
+    repeated    copies that the network made
+    received
+    lost        dropped by chance
+    overflowed  dropped because the queue was full
+    cut         dropped because the connection ended
+    dropped     all of these three
+    in_flight
+    """
 
-    @property
-    def dropped(self) -> Traffic:
-        """All dropped traffic."""
-        total = Traffic()
-        for each in (self.lost, self.overflowed, self.cut):
-            total.add(each)
-        return total
+    def __init__(self) -> None:
+        self.messages = Counter[str]()
+        self.bytes = Counter[str]()
+
+    def count(self, kind: str, nbytes: int, messages: int = 1) -> None:
+        """Add a message of this size; remove one for -1."""
+        for each in (kind, "dropped") if kind in _DROPPED else (kind,):
+            self.messages[each] += messages
+            self.bytes[each] += nbytes * messages
 
     def add(self, other: LinkCounters) -> None:
         """Add other counters."""
-        for name in LinkCounters.__slots__:
-            getattr(self, name).add(getattr(other, name))
+        self.messages.update(other.messages)
+        self.bytes.update(other.bytes)
 
 
 class EmulatedLink:
@@ -93,33 +74,33 @@ class EmulatedLink:
     def offer(self, now_ns: int, nbytes: int) -> tuple[int, ...]:
         """Take a message; return the times of its arrivals: none if it is lost, two if repeated."""
         counters = self.counters
-        counters.sent.count(nbytes)
+        counters.count("sent", nbytes)
         if self._is_full(now_ns, nbytes):
-            counters.overflowed.count(nbytes)
+            counters.count("overflowed", nbytes)
             return ()
         copies_count = 1
         if self.spec.duplicate_ratio and self._draw() < self.spec.duplicate_ratio:
             copies_count = 2
-            counters.repeated.count(nbytes)
+            counters.count("repeated", nbytes)
         arrivals_ns = []
         for _ in range(copies_count):
             left_ns = self._leave(now_ns, nbytes)
             if self.spec.loss_ratio and self._draw() < self.spec.loss_ratio:
-                counters.lost.count(nbytes)
+                counters.count("lost", nbytes)
                 continue
-            counters.in_flight.count(nbytes)
+            counters.count("in_flight", nbytes)
             arrivals_ns.append(self._arrival_ns(left_ns, nbytes))
         return tuple(arrivals_ns)
 
     def delivered(self, nbytes: int) -> None:
         """Count a message of this size as received."""
-        self.counters.in_flight.count(nbytes, -1)
-        self.counters.received.count(nbytes)
+        self.counters.count("in_flight", nbytes, -1)
+        self.counters.count("received", nbytes)
 
     def cut(self, nbytes: int) -> None:
         """Count a message of this size as cut: its connection has ended."""
-        self.counters.in_flight.count(nbytes, -1)
-        self.counters.cut.count(nbytes)
+        self.counters.count("in_flight", nbytes, -1)
+        self.counters.count("cut", nbytes)
 
     def _is_full(self, now_ns: int, nbytes: int) -> bool:
         rate, limit = self.spec.rate_bytes_per_s, self.spec.queue_bytes

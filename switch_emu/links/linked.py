@@ -434,5 +434,5 @@ def link_rows(
 def _row(name: str, way: str, counters: LinkCounters) -> dict[str, Any]:
     row: dict[str, Any] = {"link": name, "direction": way, "label": "emulated"}
     for unit in ("messages", "bytes"):
-        row[unit] = {kind: getattr(getattr(counters, kind), unit) for kind in KINDS}
+        row[unit] = {kind: getattr(counters, unit)[kind] for kind in KINDS}
     return row

@@ -22,7 +22,7 @@ from switch_emu.node.shell import NodeShell
 from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
-from switch_emu.switch.capacity import SlotRanges, lent_range, with_slots
+from switch_emu.switch.capacity import SharedSlots, lent, with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 
@@ -47,21 +47,19 @@ def plan_lines(spec: NodeSpec) -> list[str]:
 
 def serve_node(
     spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    ranges: SlotRanges | None = None, is_over: Callable[[], bool] = lambda: False,
+    shared: SharedSlots | None = None, is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` receives the endpoint that children dial; `ranges`: slots that the switches of
+    `on_listening` receives the endpoint that children dial; `shared`: slots that the switches of
     several jobs share.
 
     Raises: ConfigError, StateError.
     """
     plan = spec.plan()
+    limits = own_switch_limits(spec, plan)
     role = "node" if spec.number == 0 else f"node-{spec.number}"
-    with (
-        lent_range(ranges, own_switch_limits(spec, plan)) as limits,
-        Recorder(role=role, path=spec.events) as recorder,
-    ):
+    with lent(shared, limits), Recorder(role=role, path=spec.events) as recorder:
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0
@@ -156,10 +154,7 @@ def own_switch_limits(spec: NodeSpec, plan: NodePlan) -> SwitchLimits:
             push_window_bytes=max(spec.extent_bytes, plan.window_bytes // spec.world_size),
         )  # fmt: skip
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
-    limits = replace(
-        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        slots_are_awaited=limits.drop_after_ns is None,
-    )  # fmt: skip
+    limits = replace(limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks)
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=spec.world_size, chunk_bytes=spec.chunk_bytes
     )
@@ -195,7 +190,7 @@ def _write_summary(spec: NodeSpec, plan: NodePlan, shell: NodeShell) -> None:
         "links": link_rows(
             shell.transport, "node" if spec.has_switch else "worker", shell.machine.name_of
         ),
-        "pool": None if shell.own_switch is None else shell.own_switch.report(),
+        "pool": None if shell.own_switch is None else shell.own_switch.counts(),
     }
     with Expendable().writing(spec.summary):
         write_json(spec.summary, summary)

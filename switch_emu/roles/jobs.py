@@ -26,7 +26,7 @@ from luwu.base.errors import STOP_SIGNALS
 from luwu.base.json_file import write_json
 from luwu.base.lifeline import watch
 from switch_emu.roles.role import attend, read_document
-from switch_emu.switch.capacity import SlotRanges
+from switch_emu.switch.capacity import SharedSlots
 
 PATIENCE_S = 1.8
 """How long the jobs may take to stop at the end; a loop looks every 0.2 s."""
@@ -42,12 +42,12 @@ class _Job:
 class Jobs:
     """The jobs of one process. Lines are read in one thread, each job runs in another.
 
-    They share `slot_count` slots: one of protocol fidelity has a range of them while it is open.
+    They share `slot_count` slots: one of protocol fidelity has some of them while it is open.
     """
 
     def __init__(self, role: str, slot_count: int) -> None:
         self._role = role
-        self._ranges = SlotRanges(slot_count)
+        self._slots = SharedSlots(slot_count)
         self._jobs: dict[str, _Job] = {}
         self._read_fd, self._write_fd = os.pipe()
         """A pipe on which the main thread waits for the end: any thread writes to it to wake it."""
@@ -84,7 +84,7 @@ class Jobs:
         job = self._jobs[name]
         code = 1
         try:
-            code = attend(self._role, job.document, job.stopping, self._ranges)
+            code = attend(self._role, job.document, job.stopping, self._slots)
         finally:
             del self._jobs[name]
             write_json(Path(job.document["ended"]), {"schema": 1, "exit_code": code})

@@ -17,7 +17,7 @@ from luwu.base.errors import DISK_FAULTS, STOPPED_CODE, ConfigError, LuwuError, 
 from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
-from switch_emu.switch.capacity import SlotRanges
+from switch_emu.switch.capacity import SharedSlots
 
 
 def read_document(config: Path) -> dict[str, Any]:
@@ -30,15 +30,15 @@ def read_document(config: Path) -> dict[str, Any]:
 
 def attend(
     role: str, document: dict[str, Any], stopping: threading.Event,
-    ranges: SlotRanges | None = None, over: threading.Event | None = None,
+    shared: SharedSlots | None = None, over: threading.Event | None = None,
 ) -> int:  # fmt: skip
     """Serve the job until it is over or we are asked to stop; the exit code.
 
-    `ranges`: the slots of a process that serves several jobs; `over`: set when all workers have
+    `shared`: the slots of a process that serves several jobs; `over`: set when all workers have
     left, as the process that started us knows.
     """
     try:
-        return _serve(role, document, stopping, ranges, over or threading.Event())
+        return _serve(role, document, stopping, shared, over or threading.Event())
     except Exception as exc:
         error = exc
         if isinstance(exc, OSError) and exc.errno in DISK_FAULTS:
@@ -67,7 +67,7 @@ def failed(role: str, error: Exception, error_file: Path | None) -> int:
 
 
 def _serve(
-    role: str, document: dict[str, Any], stopping: threading.Event, ranges: SlotRanges | None,
+    role: str, document: dict[str, Any], stopping: threading.Event, shared: SharedSlots | None,
     over: threading.Event,
 ) -> int:  # fmt: skip
     lines: list[str] = []
@@ -78,7 +78,7 @@ def _serve(
         _freeze_objects()
 
     given: dict[str, Any] = {
-        "on_listening": on_listening, "should_stop": stopping.is_set, "ranges": ranges,
+        "on_listening": on_listening, "should_stop": stopping.is_set, "shared": shared,
         "is_over": over.is_set,
     }  # fmt: skip
     if role == "switch":

@@ -24,11 +24,10 @@ from switch_emu.links.linked import link_rows, linked
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
-from switch_emu.switch.capacity import SlotRanges, lent_range, with_slots
+from switch_emu.switch.capacity import SharedSlots, lent, with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import parent_names
-from switch_emu.switch.core.resources import pool_resources, window_of_link
 from switch_emu.switch.shell import SwitchShell
 
 
@@ -101,15 +100,16 @@ class SwitchSpec(RoleSpec):
 
 def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    ranges: SlotRanges | None = None, is_over: Callable[[], bool] = lambda: False,
+    shared: SharedSlots | None = None, is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` receives the endpoint that workers dial; `ranges`: slots of a switch that serves
+    `on_listening` receives the endpoint that workers dial; `shared`: slots of a switch that serves
     several jobs. Raises ConfigError if there are too few.
     """
+    limits = _limits(spec)
     with (
-        lent_range(ranges, _limits(spec)) as limits,
+        lent(shared, limits),
         Recorder(role="switch", path=spec.events) as recorder,
         linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
     ):
@@ -129,8 +129,6 @@ def serve_switch(
             slots_limit=None if limits.slots is None else 2 * limits.slots.slot_count,
         )  # fmt: skip
         adder = make_adder()
-        if limits.slots is not None:
-            recorder.event("switch.pool", **pool_resources(limits.slots, len(spec.children)))
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)
         file = spec.counters
         shell = SwitchShell(
@@ -142,7 +140,7 @@ def serve_switch(
         shell.write_counters()
         if is_finished and spec.summary is not None:
             with Expendable().writing(spec.summary):
-                write_json(spec.summary, _summary(spec, limits, shell))
+                write_json(spec.summary, _summary(spec, shell))
         name = "switch.finished" if is_finished else "switch.stopped"
         recorder.event(name, **core.counts())  # type: ignore[arg-type]
     return is_finished
@@ -158,7 +156,7 @@ def _open(spec: SwitchSpec) -> Transport:
     )
 
 
-def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict[str, Any]:
+def _summary(spec: SwitchSpec, shell: SwitchShell) -> dict[str, Any]:
     """Results since the start of this process; bytes are payload."""
     core = shell.core
     return {
@@ -171,7 +169,7 @@ def _summary(spec: SwitchSpec, limits: SwitchLimits, shell: SwitchShell) -> dict
         "network_bytes": shell.network_bytes(),
         "raw_count": core.raw_up.count,
         "fallback_count": core.counts()["fallback_count"],
-        "pool": {**core.report(), "window": _window(spec, limits)},
+        "pool": core.counts(),
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.machine.name_of),
     }
 
@@ -181,29 +179,13 @@ def _ranks_text(spec: SwitchSpec) -> str:
     return ranges_text(rank for bits in spec.children for rank in ranks_of(bits))
 
 
-def _window(spec: SwitchSpec, limits: SwitchLimits) -> dict[str, Any] | None:
-    """The pool's window and the bandwidth-delay product of a child's link, if both are known."""
-    if limits.slots is None or spec.link is None or spec.link.up.rate_bytes_per_s is None:
-        return None
-    delays_ns = spec.link.up.delay_ns + spec.link.down.delay_ns
-    leaves_ns = spec.link.up.serialise_ns(spec.chunk_bytes)
-    return window_of_link(
-        limits.slots,
-        rate_bytes_per_s=spec.link.up.rate_bytes_per_s,
-        round_trip_s=(delays_ns + leaves_ns) / 1e9,
-    )
-
-
 def _limits(spec: SwitchSpec) -> SwitchLimits:
     limits = spec.limits
     shares_below = (spec.workers_at or spec.listen).startswith(SHARED_SCHEME)
     if spec.arena_bytes and shares_below:
         limits = limits.in_arenas(spec.arena_bytes, len(spec.children), spec.extent_bytes)
     window_bytes = push_window_bytes(spec.link, spec.extent_bytes, limits.push_window_bytes)
-    limits = replace(
-        limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks,
-        slots_are_awaited=limits.drop_after_ns is None,
-    )  # fmt: skip
+    limits = replace(limits, push_window_bytes=window_bytes, extent_chunks=spec.extent_chunks)
     return with_slots(
         limits, spec.fidelity, spec.slots, child_count=len(spec.children),
         chunk_bytes=spec.chunk_bytes,

@@ -1,16 +1,22 @@
-"""Kinds 27, 29 and 30: peers that are out of date, that speak nonsense, that never read."""
+"""Kinds 8, 10, 27, 29 and 30: peers that are out of date, that speak nonsense, that hang."""
 
 from __future__ import annotations
 
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import BOTH, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, aborts, made_by, run_plan, run_scenario, says
 from tests.simulate.faults import Hostile, Stall, Zombie
 
 
-@pytest.mark.faults(27)
-@pytest.mark.parametrize("who", ["worker 1", "node 0"])
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param("worker 1", marks=pytest.mark.faults(27)),
+        pytest.param("switch 0", marks=pytest.mark.faults(8)),
+        pytest.param("node 0", marks=pytest.mark.faults(27)),
+    ],
+)
 def test_an_earlier_start_speaks(who: str) -> None:
     """I5. Goal: of two starts of one member the later one counts, whatever the other still says."""
     zombie = Zombie(at_ms=0, for_ms=200, who=who)
@@ -27,11 +33,18 @@ def test_messages_are_malformed(who: str, kind: str) -> None:
     assert made_by(run_plan(*attacks)) == BOTH
 
 
-@pytest.mark.faults(30)
-@pytest.mark.parametrize("who", ["worker 0", "switch 0"])
-def test_a_peer_never_reads(who: str) -> None:
-    """O5. Goal: whoever sends to it holds no more than its limits (the accounts of the simulation
-    say so at every payload), and all goes on when it reads again."""
+@pytest.mark.parametrize(
+    "who",
+    [
+        pytest.param("worker 0", marks=pytest.mark.faults(30)),
+        pytest.param("switch 0", marks=pytest.mark.faults(30)),
+        pytest.param("node 0", marks=pytest.mark.faults(10)),
+    ],
+)
+def test_a_peer_hangs(who: str) -> None:
+    """O5, I6. Goal: whoever sends to it holds no more than its limits (the accounts of the
+    simulation say so at every payload), nothing is begun again, and all goes on when it reads."""
     simulation = run_scenario(says("worker-1", wire.Push, 2), Stall(at_ms=0, for_ms=4000, who=who))
+    assert aborts(simulation) == 0
     assert simulation.world.now_ns > 4 * 10**9
     assert made_by(simulation) == BOTH

@@ -19,100 +19,48 @@ is the verdict; exit code 0 or 1.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.launch.processes.children import exit_text
+from tests.fuzz.slice import Account, Slice, do_slice
 
 PARTS: Final = ("headers", "live", "files")
 FULL: Final = {"headers": 10_000_000, "live": 100_000, "files": 200_000}
 SLICES: Final = {"headers": 500_000, "live": 10_000, "files": 10_000}
 """What one process does; the next one begins where it ended."""
 PROCESSES_MAX: Final = 2
-SHOWN_MAX: Final = 20
 
 
-@dataclass(frozen=True)
-class Slice:
-    """The cases of one process."""
-
-    part: str
-    first: int
-    count: int
-
-
-@dataclass
-class Tally:
-    """What a part has come to."""
-
-    trials: int = 0
-    violations: int = 0
-    seconds: float = 0.0
-    grown_bytes: int = 0
+def in_a_process(work: Slice) -> Account:
+    """Do a slice in a new process; nothing once the time is over."""
+    if work.end_ns and SYSTEM_CLOCK.now_ns() > work.end_ns:
+        return Account()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        try:
+            return pool.submit(do_slice, work).result()
+        except BrokenProcessPool:
+            account = Account()
+            account.note(f"{work}: the process died; what it said is above")
+            return account
 
 
-def work_off(slices: list[Slice], asked: argparse.Namespace) -> dict[str, Tally]:
-    """Do all slices, two at a time; what came of each part."""
-    tallies = {work.part: Tally() for work in slices}
-    with ThreadPoolExecutor(PROCESSES_MAX) as pool:
-        found = pool.map(lambda work: _run(work, asked), slices)
-        for work, (trials, violations, seconds, grown_bytes) in zip(slices, found, strict=True):
-            tally = tallies[work.part]
-            tally.trials += trials
-            tally.violations += violations
-            tally.seconds += seconds
-            tally.grown_bytes = max(tally.grown_bytes, grown_bytes)
-    return tallies
-
-
-def _run(work: Slice, asked: argparse.Namespace) -> tuple[int, int, float, int]:
-    """Trials, violations, seconds and growth of a slice; nothing once the time is over."""
-    started_ns = SYSTEM_CLOCK.now_ns()
-    if asked.end_ns and started_ns > asked.end_ns:
-        return 0, 0, 0.0, 0
-    command = [
-        sys.executable, "-m", "tests.fuzz.slice", work.part, str(asked.seed), str(work.first),
-        str(work.count), str(asked.end_ns or 0),
-    ]  # fmt: skip
-    if asked.directory is not None:
-        command.append(str(asked.directory))
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, text=True,
-        errors="replace",
-    )  # fmt: skip
-    lines = done.stdout.splitlines()
-    found = [json.loads(line[1:]) for line in lines if line.startswith("!")]
-    accounts = [json.loads(line[1:]) for line in lines if line.startswith("=")]
-    if not accounts:  # it died before
-        rest = "\n".join(line for line in lines[-40:] if not line.startswith("!"))
-        found.append(
-            f"the process at {work.part} {work.first} to {work.first + work.count} ended with "
-            f"{exit_text(done.returncode)}\n{rest}"
-        )
-    for text in found[:SHOWN_MAX]:
-        print(f"VIOLATION: {text}", flush=True)
-    account = accounts[0] if accounts else {"trials": 0, "grown_bytes": 0}
-    seconds = (SYSTEM_CLOCK.now_ns() - started_ns) / 1e9
-    return account["trials"], len(found), seconds, account["grown_bytes"]
-
-
-def slices_of(asked: argparse.Namespace) -> list[Slice]:
+def slices_of(asked: argparse.Namespace, end_ns: int | None) -> list[Slice]:
     """All that is to be done; parts take turns, so that a limit of time meets all alike."""
     named = [part for part in PARTS if getattr(asked, part) is not None]
     counts = {part: getattr(asked, part) for part in named} if named else FULL
     queues = []
     for part, count in counts.items():
-        starts = range(asked.first, asked.first + count, SLICES[part])
-        queues.append(
-            [Slice(part, start, min(SLICES[part], asked.first + count - start)) for start in starts]
-        )
+        stop = asked.first + count
+        queues.append([
+            Slice(part, asked.seed, at, min(SLICES[part], stop - at), end_ns, asked.directory)
+            for at in range(asked.first, stop, SLICES[part])
+        ])  # fmt: skip
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
@@ -127,18 +75,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="begin no more cases after so long")
     parser.add_argument("--directory", type=Path, help="for files; one in RAM is faster")
     asked = parser.parse_args(arguments)
-    asked.end_ns = None
-    if asked.minutes is not None:
-        asked.end_ns = SYSTEM_CLOCK.now_ns() + int(asked.minutes * 60e9)
-    tallies = work_off(slices_of(asked), asked)
-    for part, tally in tallies.items():
-        rate = tally.trials / max(tally.seconds, 1e-9)
+    minutes = asked.minutes
+    end_ns = None if minutes is None else SYSTEM_CLOCK.now_ns() + int(minutes * 60e9)
+    slices = slices_of(asked, end_ns)
+    accounts = {work.part: Account() for work in slices}
+    with ThreadPoolExecutor(PROCESSES_MAX) as pool:
+        for work, account in zip(slices, pool.map(in_a_process, slices), strict=True):
+            accounts[work.part].add(account)
+    trials = violations = 0
+    for part, found in accounts.items():
+        trials, violations = trials + found.trials, violations + found.violations
         print(
-            f"{part:<8} {tally.trials} trials, {tally.violations} violations, "
-            f"{rate:.0f}/s in a process, which grew by {tally.grown_bytes / 2**20:.1f} MiB"
+            f"{part:<8} {found.trials} trials, {found.violations} violations, "
+            f"{found.trials / max(found.seconds, 1e-9):.0f}/s in a process, which grew by "
+            f"{found.grown_bytes / 2**20:.1f} MiB"
         )
-    trials = sum(tally.trials for tally in tallies.values())
-    violations = sum(tally.violations for tally in tallies.values())
     print(f"{trials} trials, {violations} violations")
     return 1 if violations or not trials else 0
 

@@ -1,27 +1,61 @@
-"""One process of `tests.fuzz`: `-m tests.fuzz.slice PART SEED FIRST COUNT END_NS [DIRECTORY]`.
-
-    !"header 4711: ..."                              a violation
-    ={"trials": 500000, "grown_bytes": 1048576}      the account; without it, the process died
-
-What stands still for two minutes is ended, with the stack of every thread.
+"""What one process of `tests.fuzz` does. What stands still for two minutes is ended, with the stack
+of every thread.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 
-STAND_STILL_S: Final = 120
-GROWTH_BYTES_MAX: Final = 64 * 1024**2
 WARM: Final = {"headers": 20_000, "live": 4_000, "files": 1_000}
 """Cases until every path was taken once, and memory is what it is."""
+SHOWN_MAX: Final = 20
+STAND_STILL_S: Final = 120
+GROWTH_BYTES_MAX: Final = 64 * 1024**2
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The cases of one process, to be begun before `end_ns`, if there is such a time."""
+
+    part: str
+    seed: int
+    first: int
+    count: int
+    end_ns: int | None
+    directory: Path | None
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.first} to {self.first + self.count}"
+
+
+@dataclass
+class Account:
+    """What a process has come to, or all of a part."""
+
+    trials: int = 0
+    violations: int = 0
+    seconds: float = 0.0
+    grown_bytes: int = 0
+
+    def note(self, text: str) -> None:
+        """Print a violation, if there are not too many."""
+        self.violations += 1
+        if self.violations <= SHOWN_MAX:
+            print(f"VIOLATION: {text}", flush=True)
+
+    def add(self, other: Account) -> None:
+        """Count a process of the same part."""
+        self.trials += other.trials
+        self.violations += other.violations
+        self.seconds += other.seconds
+        self.grown_bytes = max(self.grown_bytes, other.grown_bytes)
 
 
 class Over(Exception):
@@ -31,11 +65,11 @@ class Over(Exception):
 class Watch:
     """Called before each case: ends what stands still, and the slice when time is over."""
 
-    def __init__(self, part: str, first: int, end_ns: int) -> None:
-        self._part, self._first, self._end_ns = part, first, end_ns
+    def __init__(self, work: Slice) -> None:
+        self._work = work
         self._warm_bytes: int | None = None
         self._looked_ns = 0
-        self.index = first
+        self.index = work.first
 
     def __call__(self, index: int) -> None:
         self.index = index
@@ -43,9 +77,9 @@ class Watch:
         if now_ns - self._looked_ns > 10**9:
             self._looked_ns = now_ns
             faulthandler.dump_traceback_later(STAND_STILL_S, exit=True)
-            if self._end_ns and now_ns > self._end_ns:
+            if self._work.end_ns and now_ns > self._work.end_ns:
                 raise Over
-        if self._warm_bytes is None and index >= self._first + WARM[self._part]:
+        if self._warm_bytes is None and index >= self._work.first + WARM[self._work.part]:
             self._warm_bytes = _memory_bytes("VmRSS")
 
     def grown_bytes(self) -> int:
@@ -55,39 +89,35 @@ class Watch:
         return max(0, _memory_bytes("VmHWM") - self._warm_bytes)
 
 
-def main(part: str, seed: int, first: int, count: int, end_ns: int, directory: Path | None) -> int:
-    """Do the slice; the exit code."""
-    watch = Watch(part, first, end_ns)
-    trials = count
-    with tempfile.TemporaryDirectory(prefix="luwu-fuzz-", dir=directory) as name:
+def do_slice(work: Slice) -> Account:
+    """Do a slice in this process."""
+    account, watch, start_ns = Account(work.count), Watch(work), SYSTEM_CLOCK.now_ns()
+    with tempfile.TemporaryDirectory(prefix="luwu-fuzz-", dir=work.directory) as name:
         try:
-            for text in _found(part, seed, first, count, Path(name), watch):
-                print("!" + json.dumps(text), flush=True)
+            for text in _found(work, Path(name), watch):
+                account.note(text)
         except Over:
-            trials = watch.index - first
+            account.trials = watch.index - work.first
     faulthandler.cancel_dump_traceback_later()
-    grown_bytes = watch.grown_bytes()
-    if grown_bytes > GROWTH_BYTES_MAX:
-        text = f"{part} {first} to {first + count}: grew by {grown_bytes / 2**20:.0f} MiB"
-        print("!" + json.dumps(text))
-    print("=" + json.dumps({"trials": trials, "grown_bytes": grown_bytes}))
-    return 0
+    account.grown_bytes = watch.grown_bytes()
+    if account.grown_bytes > GROWTH_BYTES_MAX:
+        account.note(f"{work}: grew by {account.grown_bytes / 2**20:.0f} MiB")
+    account.seconds = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
+    return account
 
 
-def _found(
-    part: str, seed: int, first: int, count: int, directory: Path, watch: Watch
-) -> Iterator[str]:
-    if part == "headers":
+def _found(work: Slice, directory: Path, look: Callable[[int], None]) -> Iterator[str]:
+    if work.part == "headers":
         from tests.fuzz.headers import fuzz_headers
 
-        return fuzz_headers(seed, first, count, look=watch)
-    if part == "live":
+        return fuzz_headers(work.seed, work.first, work.count, look=look)
+    if work.part == "live":
         from tests.fuzz.live import fuzz_live
 
-        return fuzz_live(seed, first, count, directory, look=watch)
+        return fuzz_live(work.seed, work.first, work.count, directory, look=look)
     from tests.fuzz.files import fuzz_files
 
-    return fuzz_files(seed, first, count, directory, look=watch)
+    return fuzz_files(work.seed, work.first, work.count, directory, look=look)
 
 
 def _memory_bytes(name: str) -> int:
@@ -96,9 +126,3 @@ def _memory_bytes(name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise AssertionError(f"no {name} in /proc/self/status")
-
-
-if __name__ == "__main__":
-    words = sys.argv[1:]
-    where = Path(words[5]) if len(words) > 5 else None
-    sys.exit(main(words[0], *map(int, words[1:5]), where))

@@ -17,7 +17,7 @@ from luwu.monitor.watch import Watch
 from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Push, Weights
 from switch_emu.process.counting import CountersFile
-from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolRange
+from switch_emu.switch.core.fixed_slots import FixedSlotPool, PoolSize
 from tests.helpers.collecting import at_each_collection
 from tests.helpers.local_job import Job, Worker, cluster_for
 
@@ -115,7 +115,7 @@ def test_every_count_says_what_it_counts(tmp_path: Path) -> None:
     of both fidelities count, and what every link does."""
     with cluster_for(Job(), tmp_path) as cluster:
         counted = [*cluster.node.machine.counts(), *cluster.switch.machine.counts()]
-    pool = FixedSlotPool(ranks=3, pool=PoolRange(slot_count=2, slot_bytes=4096))
+    pool = FixedSlotPool(ranks=3, pool=PoolSize(slot_count=2, slot_bytes=4096))
     names = {metric_name(name) for name in (*counted, *pool.counts())}
     names |= {metric_name(f"slot_{name}") for name in pool.slot_counts()}
     names |= {f"luwu_link_{name}_total" for name in LinkCount().document()}

@@ -342,10 +342,6 @@ class Disk:
 
     # ---------------------------------------------------------------------- for the oracles
 
-    def made(self) -> node_actions.PreparedVersion | None:
-        """What is prepared now."""
-        return self.prepared
-
     def decided_weights(self) -> dict[int, Any]:
         """Of all chunks; the decided version."""
         return {chunk: weights for chunk, (_, weights, _) in self.pages.items()}

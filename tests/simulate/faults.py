@@ -135,7 +135,7 @@ class Reconnect(Fault):
     who: str
 
     def strike(self, world: Simulation) -> None:
-        world.reconnect_process(self.who)
+        world.reconnect(self.who)
 
 
 @dataclass(frozen=True, kw_only=True)

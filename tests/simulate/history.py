@@ -20,11 +20,8 @@ from tests.simulate.device import simulated
 from tests.simulate.disk import Copy, Disk, StoredDisk, members_of
 from tests.simulate.faults import Hostile
 from tests.simulate.hostile import Attacker
-from tests.simulate.job import Job
-from tests.simulate.limits import bytes_max
 from tests.simulate.machines import Node, Switch
 from tests.simulate.no_switch import NodeOfWorkers
-from tests.simulate.oracles import Oracles
 from tests.simulate.plan import FINISH_MS, HEALED_MS, History
 from tests.simulate.worker import Worker
 from tests.simulate.world import Faults, Process, started_as
@@ -77,38 +74,11 @@ class Simulation(Cluster):
         for fault in history.faults:
             self.world.at(fault.at_ms * MS, lambda fault=fault: self._strike(fault))
 
-    # ---------------------------------------------------------------------- making
-
-    def make_disks(self, job: Job, count: int) -> list[Disk]:
-        disks = [self._make_disk(job, number, count) for number in range(count)]
-        self.oracles = Oracles(job, disks, self._known_steps)
-        for disk in disks:
-            disk.on_decided = self.oracles.decided
-        return disks
-
-    def _make_disk(self, job: Job, number: int, count: int) -> Disk:
+    def make_disk(self, number: int, count: int) -> Disk:
         if not self.history.options.stored:
-            return Disk(job, number, count, in_place=self.history.options.in_place)
+            return Disk(self.job, number, count, in_place=self.history.options.in_place)
         random = Random(derive(self.history.seed, "device", number))
-        return StoredDisk(job, number, count, random)
-
-    def make_node(self, number: int) -> Node:
-        kind = NodeOfWorkers if self.job.own_switch else Node
-        node = kind(self.world, self.job, self.disks, number, on_failed=self._node_failed)
-        if node.alive and not node.is_stalled:
-            self.oracles.opened(number)
-        return self.watched(self._limited(node))
-
-    def make_switch(self, place: Any, incarnation: int) -> Switch:
-        return self._limited(super().make_switch(place, incarnation))
-
-    def make_worker(self, rank: int, start: int = 0) -> Worker:
-        parent = self.parent_of(rank)
-        return self._limited(Worker(self.world, self.job, rank, parent, start, self.oracles))
-
-    def _limited(self, process: Any) -> Any:
-        process.account.bytes_max = bytes_max(self.job, process)
-        return process
+        return StoredDisk(self.job, number, count, random)
 
     # ---------------------------------------------------------------------- the two phases
 
@@ -241,15 +211,6 @@ class Simulation(Cluster):
         """When a fault has lasted so long; nothing, if it has been ended already."""
         self.world.at(for_ms * MS, lambda: None if self._is_over else do())
 
-    def process(self, who: str) -> Process:
-        """Whom a fault means."""
-        role, _, number = who.partition(" ")
-        processes: Sequence[Process] = {
-            "worker": self.workers, "switch": list(self.switches.values()) or self.nodes,
-            "node": self.nodes,
-        }[role]  # fmt: skip
-        return processes[int(number) % len(processes)]
-
     def make_noise(self, faults: Faults, for_ms: int) -> None:
         """The network is like this for a while; of several, the last counts."""
         self._noise += 1
@@ -319,14 +280,6 @@ class Simulation(Cluster):
         copies = [disk.copy() for disk in self.disks]
         self._after(for_ms, lambda: self._put_back(copies))
 
-    def _known_steps(self) -> int:
-        """Decided steps of which anybody knows who must be heard before a step is made."""
-        if self.job.node_limits.workers_min is not None:
-            return 0  # whoever knows may be left out
-        known = [each.core.out.step for each in self.workers if each.alive]
-        known += [each.core.outbox.step for each in self.switches.values() if each.alive]
-        return max(known, default=0)
-
     def _put_back(self, copies: Sequence[Copy]) -> None:
         is_done = any(disk.version == self.job.steps for disk in self.disks)
         if self._is_finished or is_done or copies[0].kept["version"] is None:
@@ -348,8 +301,8 @@ class Simulation(Cluster):
             node.disk.device.die_after = failpoints
             node.dies_for_ms, node.dies_by_power_cut = for_ms, power_cut
 
-    def _node_failed(self, node: Node) -> None:
-        """A node ended by itself: an error of its disk, or inside its store."""
+    def node_failed(self, node: Node) -> None:
+        """For an error of its disk, or inside its store."""
         if node.is_superseded:
             return
         if node.dies_by_power_cut and node.failed.startswith("ProcessEnded"):
@@ -383,16 +336,6 @@ class Simulation(Cluster):
         self._left.append(process)
         self.world.at(SUCCESSOR_NS, lambda: self._replace(process))
         self._after(for_ms, lambda: self._end_stall(process))
-
-    def reconnect_process(self, who: str) -> None:
-        """Break the connection to the parent."""
-        process = self.process(who)
-        if isinstance(process, Node):
-            if len(self.nodes) == 1:
-                return
-            process = self.switch
-        if process.alive:
-            process.enter(process.reconnected)  # type: ignore[attr-defined]
 
     def cancel_attempt(self, who: str) -> None:
         """Let a worker give the attempt up."""

@@ -23,7 +23,7 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.norms import Clip, clip_factor, norms_of
 from switch_emu.node.core.actions import NodeLimits
 from switch_emu.switch.core.actions import SwitchLimits
-from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolSize
 
 JOB = 77
 POISONER = 0
@@ -192,7 +192,7 @@ class Job:
         if self.slot_count is None:
             return replace(limits, extent_chunks=self.layout.extent_chunks)
         assert self.layout.extent_chunks == 1, "a fixed slot holds one chunk"
-        slots = PoolRange(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
+        slots = PoolSize(slot_count=self.slot_count, slot_bytes=self.layout.chunk_bytes)
         return replace(limits, slots=slots)
 
     @property
@@ -346,16 +346,3 @@ def tree_sum(tree: Tree, place: Place, grads: dict[int, Any]) -> Any:
         terms[min(ranks_of(tree.ranks(child)))] = tree_sum(tree, child, grads)
     found = [terms[rank] for rank in sorted(terms) if terms[rank] is not None]
     return functools.reduce(np.add, found) if found else None
-
-
-def reference(job: Job) -> list[dict[int, Any]]:
-    """The same training in one loop: weights of every chunk after 0, 1, ... steps."""
-    first = {chunk.index: initial(job.layout, chunk.index) for chunk in job.layout.chunks}
-    pages = {index: (values, np.zeros_like(values)) for index, values in first.items()}
-    versions = [first]
-    starts = dict.fromkeys(range(job.world_size), 0)
-    for step in range(job.steps):
-        if not job.is_left_out(step):
-            pages |= job.after_step(pages.__getitem__, step, starts)
-        versions.append({index: weights for index, (weights, _) in pages.items()})
-    return versions

@@ -24,7 +24,7 @@ import hashlib
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from luwu.base.tree import ranks_of
 from luwu.nic.core import actions as nic
 from tests.simulate.disk import Disk, members_of
 from tests.simulate.job import POISONER, Job, initial, kept
-from tests.simulate.worker import Watch, Worker
+
+if TYPE_CHECKING:
+    from tests.simulate.worker import Worker
 
 
 class Candidate:
@@ -80,12 +82,10 @@ class Candidate:
         return f"starts {tuple(self._starts)}"
 
 
-class Oracles(Watch):
+class Oracles:
     """See the module; `disks` are those of the nodes, by number."""
 
-    def __init__(
-        self, job: Job, disks: Sequence[Disk], known_steps: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self, job: Job, disks: Sequence[Disk], known_steps: Callable[[], int]) -> None:
         """`known_steps`: decided steps that anybody who lives was told of."""
         self._job, self._disks, self._known_steps = job, disks, known_steps
         self.may_be_left_out = job.node_limits.workers_min is not None
@@ -111,9 +111,11 @@ class Oracles(Watch):
     # ---------------------------------------------------------------------- what workers do
 
     def pushed(self, worker: Worker, step: int) -> None:
+        """It pushes gradients of a step."""
         self._pushed[step, worker.rank].add(worker.start)
 
     def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
+        """It was told that a step is decided."""
         decided = self._first_disk.version
         if self._is_of_before(told.step + 1):
             self.told = max(self.told, -1 if self._redoes else told.step)
@@ -131,6 +133,7 @@ class Oracles(Watch):
         self.told = max(self.told, told.step)
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
+        """It computes with these weights, which it was told it may."""
         attempt = worker.core.out.attempt
         if self._is_of_before(step - 1):
             return
@@ -140,7 +143,8 @@ class Oracles(Watch):
         self._check("O6", f"{worker.name} in step {step}", step, made, weights)
 
     def replaced(self, worker: Worker, step: int, data: bytes) -> None:
-        """All that keep what is attached have it, unless a later version is decided there."""
+        """It was told that this has replaced something beside the version that a step made: all
+        that keep what is attached have it, unless a later version is decided there."""
         for disk in members_of(self._disks):
             found = disk.replaced.get((step + 1, worker.rank))
             is_kept_here = 0 in disk.share.stripes and disk.version == step + 1
@@ -265,8 +269,9 @@ class Oracles(Watch):
             for version, attempt in disk.decided_attempt.items():
                 known = members[0].decided_attempt.get(version, attempt)
                 assert attempt == known, f"I2: {where}"
-            weights |= disk.decided_weights()
-        assert len(weights) == len(job.layout.chunks), "O2: pages are missing"
+            found = disk.decided_weights()
+            assert sorted(found) == sorted(disk.share.chunks()), f"O2: pages are missing at {where}"
+            weights |= found
         last = self._candidates(job.steps, members[0].decided_attempt[job.steps])
         digests = {_digest(weights[c.index] for c in job.layout.chunks)}
         expected = {_digest(c.page(i.index)[0] for i in job.layout.chunks) for c in last}

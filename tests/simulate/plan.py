@@ -129,7 +129,6 @@ class Options:
                 cache_bytes_max=self.cache_bytes_max,
                 push_window_bytes=60_000,
                 drop_after_ns=PATIENCE_MS * 1_000_000 if self.drops else None,
-                slots_are_awaited=not self.drops,
                 drop_node_after_ns=NODE_PATIENCE_MS * 1_000_000 if self.loses else None,
                 fill_rate_bytes_per_s=FILL_BYTES_PER_S if self.loses else None,
             ),

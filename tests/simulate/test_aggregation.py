@@ -50,7 +50,5 @@ def test_integers_have_one_digest_in_each_fidelity() -> None:
             make_layout(optimizer_nodes=optimizer_nodes), world_size=4, switches=tree, steps=3,
             slot_count=2 if number % 2 else None, aggregate=INTEGERS,
         )  # fmt: skip
-        cluster = Cluster(number, job, ROUGH if number % 3 else Faults())
-        cluster.run()
-        digests.add(cluster.digest())
+        digests.add(Cluster(number, job, ROUGH if number % 3 else Faults()).run())
     assert len(digests) == 1

@@ -1,8 +1,7 @@
 """Whole clusters on a network that loses, repeats, delays and reorders: I1, I2, I3 by seeds.
 
-`Cluster.run` checks the oracles of every history: the recorded contributors of each step (I1), the
-state of one decided step, which no disk of several decides alone (I2, E2), and the bits of the
-plain loop (I3).
+The oracles look at all of it: the recorded contributors of each step (I1), the state of one decided
+step, which no disk of several decides alone (I2, E2), and the bits of the plain loop (I3).
 """
 
 from __future__ import annotations
@@ -82,10 +81,8 @@ def test_lost_connections(seed: int) -> None:
     cluster = Cluster(seed, Job(make_layout(optimizer_nodes=1 + seed % 2)), ROUGH)
     for count in range(6):
         delay_ns = cluster.world.random.randrange(2 * 10**9)
-        if count % 2:
-            cluster.world.at(delay_ns, cluster.reconnect_switch)
-        else:
-            cluster.world.at(delay_ns, lambda: cluster.reconnect(rank=seed % 3))
+        who = "switch 0" if count % 2 else f"worker {seed % 3}"
+        cluster.world.at(delay_ns, lambda who=who: cluster.reconnect(who))
     cluster.run()
     assert all(worker.aborts_count == 0 for worker in cluster.workers)
 
@@ -121,7 +118,7 @@ def test_a_skip_is_lost_with_the_connection(seed: int, optimizer_nodes: int, upd
         if not is_skip(message) or not receiver.startswith("switch"):
             return False
         if not lost:
-            cluster.reconnect_switch()
+            cluster.reconnect("switch 0")
         return len(lost) < 2 * optimizer_nodes
 
     lost = cluster.lose_messages(is_lost)
@@ -140,7 +137,7 @@ def test_the_verdict_of_a_skipped_step_is_lost_with_the_connection(update: str) 
     def is_lost(receiver: str, message: object) -> bool:
         if lost or receiver != "node-1" or not is_skip(message):
             return False
-        cluster.world.soon(cluster.reconnect_switch)
+        cluster.world.soon(lambda: cluster.reconnect("switch 0"))
         return True
 
     lost = cluster.lose_messages(is_lost)

@@ -1,7 +1,7 @@
 """Chunks that travel together, in histories: as one message, one sum and one update, or as none.
 
-Every `Cluster.run` checks the bits of the plain loop, which knows no extents; every history, that
-a page is written once, and all pages of an extent under one attempt (O3). Of all histories of
+The oracles check the bits of the plain loop, which knows no extents, and that a page is written
+once, and all pages of an extent under one attempt (O3). Of all histories of
 `test_histories.py`, half have extents of several chunks.
 """
 
@@ -42,9 +42,8 @@ def test_norms_do_not_depend_on_extents(update: str, optimizer_nodes: int) -> No
             count += isinstance(m, wire.Push) and sender.startswith("worker")
 
         cluster.world.eavesdropper = heard
-        cluster.run_to_the_end()
+        digests.add(cluster.run_to_the_end())
         norms.append([cluster.workers[0].decided[step].norms for step in range(4)])
-        digests.add(cluster.digest())
         pushes.append(count)
     assert norms == [norms[0]] * 4
     assert len(digests) == 1
@@ -133,9 +132,7 @@ def test_the_oracles_see_what_is_wrong_with_an_extent(kind: type[Node], found: s
     """O7. Goal: a page left out, a page written twice, and segments of another page are found."""
 
     class Wrong(Simulation):
-        def make_node(self, number: int) -> Node:
-            node = kind(self.world, self.job, self.disks, number, on_failed=self._node_failed)
-            return self._limited(node)
+        node_type = kind
 
     options = Options(rows=260, extent_chunks=3, absent_parameters=True)
     with pytest.raises(AssertionError, match=found):

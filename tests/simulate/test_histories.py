@@ -18,7 +18,6 @@ from tests.simulate.faults import (
     DiskFault,
     Hostile,
     Lasting,
-    LoseNode,
     Noise,
     Partition,
     PowerCut,
@@ -169,15 +168,6 @@ ONCE_FAILED = {
         Noise(at_ms=0, for_ms=1250, drop_percent=5, delay_ms=30),
         Hostile(at_ms=657, who="node 0", kind="absurd", count=30),
     )),
-    # E8. What `tests/switch/test_lead.py` shows alone, in a whole cluster: the verdict is lost on
-    # its way to the node, and all waited for it for ever. Found by 5,000 histories.
-    "a node that is filled hears of a skipped step": History(2001972, Options(
-        optimizer_nodes=2, replicas=2, loses=True, steps=4, skip_step=1, absent_parameters=True,
-        slot_bytes_max=150000, slot_count=5, drops=True,
-    ), (
-        Noise(at_ms=0, for_ms=5000, drop_percent=10, repeat_percent=10, delay_ms=5),
-        LoseNode(at_ms=288, for_ms=200, who="node 1", comes_back=True),
-    )),
     # I6. Several nodes go on after a step that was skipped and an attempt that was given up right
     # behind it.
     "an abort after a skipped step reaches everybody": History(3240, Options(
@@ -193,16 +183,6 @@ ONCE_FAILED = {
         world_size=1, optimizer_nodes=2, steps=1,
     ), (
         Hostile(at_ms=93, who="node 5", kind="stranger", count=30),
-    )),
-    # I6. It goes on with the others: the switch asks for the attempt to be given up although a skip
-    # came between (`test_a_cancel_outlives_the_skip_of_a_step`).
-    "a worker that is started again as a step is skipped": History(40280, Options(
-        steps=3, poison_step=1, keeps=True,
-    ), (
-        Crash(at_ms=7, for_ms=50, who="node 5"),
-        Stall(at_ms=135, for_ms=50, who="node 4"),
-        Crash(at_ms=231, for_ms=5, who="worker 5"),
-        Crash(at_ms=293, for_ms=5, who="worker 2"),
     )),
     # I3. What two starts of a worker pushed never meet in one step: it once was made of both, where
     # the switch's Cancel was lost until all had committed.

@@ -1,6 +1,6 @@
 """Pages that several optimizer nodes hold: each receives the same sums, and is what the others are.
 
-Every `Cluster.run` checks each node's pages against the plain loop, and that no disk decides alone.
+The oracles check each node's pages against the plain loop, and that no disk decides alone.
 """
 
 from __future__ import annotations

@@ -13,37 +13,21 @@ from luwu.nic.core import actions as nic
 from luwu.protocol.actions import Drop, Send
 from luwu.wire.messages import Message
 from tests.simulate.job import JOB, POISONER, Job, chunks_of, encoded, initial, kept
+from tests.simulate.oracles import Oracles
 from tests.simulate.world import Payload, Process, World, drop
-
-
-class Watch:
-    """Hears what a worker does; the oracles are such (`oracles.py`)."""
-
-    def pushed(self, worker: Worker, step: int) -> None:
-        """It pushes gradients of a step."""
-
-    def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
-        """It computes with these weights, which it was told it may."""
-
-    def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
-        """It was told that a step is decided."""
-
-    def replaced(self, worker: Worker, step: int, data: bytes) -> None:
-        """It was told that this has replaced something beside the version that a step made."""
 
 
 class Worker(Process):
     """A NicCore and the job it runs, as a generator that waits for handles."""
 
     def __init__(
-        self, world: World, job: Job, rank: int, parent: str, start: int = 0,
-        watch: Watch | None = None,
+        self, world: World, job: Job, rank: int, parent: str, start: int, oracles: Oracles
     ) -> None:  # fmt: skip
         """`start` counts the starts of this rank; each computes gradients of its own."""
         super().__init__(world, f"worker-{rank}#{start}" if start else f"worker-{rank}")
         self.start = start
         self._job, self._rank, self._parent = job, rank, parent
-        self._watch = watch or Watch()
+        self._oracles = oracles
         self.core = NicCore(
             job=JOB, rank=rank, world_size=job.world_size, incarnation=100 + rank + 1000 * start,
             retry=job.retry,
@@ -54,8 +38,6 @@ class Worker(Process):
         self._done: set[int] = set()
         self._filled: dict[int, dict[int, Any]] = {}
         """Handle -> weights by extent, as they came."""
-        self.versions: dict[int, dict[int, Any]] = {}
-        """Weights this worker computed with, by step; the last computation counts."""
         self.decided: dict[int, nic.StepDecided] = {}
         self._facts: nic.Joined | nic.Aborted | None = None
         self._left = False
@@ -132,7 +114,7 @@ class Worker(Process):
                     self._facts = action
                 case nic.StepDecided(step):
                     self.decided[step] = action
-                    self._watch.step_decided(self, action)
+                    self._oracles.step_decided(self, action)
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
@@ -232,7 +214,7 @@ class Worker(Process):
                 handle, data = self._new(), f"{self._rank} {step} late {part}".encode()
                 self._do(self.core.attach(self._world.now_ns, step, [data], part, handle))
                 yield handle
-                self._watch.replaced(self, step, data)
+                self._oracles.replaced(self, step, data)
 
     def _load(self) -> int:
         handle = self._new()
@@ -287,7 +269,7 @@ class Worker(Process):
             handle = self._first_pull(step, 0, unit)
             yield handle
             seen.update(self._pulled(handle))
-        self._watch.used(self, step, seen)
+        self._oracles.used(self, step, seen)
         return 1
 
     def _step(self, step: int, use: int) -> Generator[Any, None, None]:
@@ -302,7 +284,7 @@ class Worker(Process):
             self._forget_ahead()
         for part in range(self._job.backwards):
             if is_idle:
-                self._watch.pushed(self, step)
+                self._oracles.pushed(self, step)
                 if is_streaming and not self._job.begins_early:
                     self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
                 yield [self._push(step, part, unit, {}) for unit in reversed(units)]
@@ -315,8 +297,8 @@ class Worker(Process):
                 yield handle
                 seen.update(self._pulled(handle))
             use += 1
-            self._watch.used(self, step, seen)
-            self._watch.pushed(self, step)
+            self._oracles.used(self, step, seen)
+            self._oracles.pushed(self, step)
             if is_streaming and not self._job.begins_early:
                 self._do(self.core.begin(self._world.now_ns, step, self._job.hyper))
             pushes: list[int] = []
@@ -331,7 +313,6 @@ class Worker(Process):
                 pushes.append(self._push(step, part, unit, weights))
             use += 1
             yield pushes
-        self.versions[step] = seen
         parts = self._job.backwards
         skip = step == self._job.skip_step and self._rank == POISONER
         self._do(self.core.commit(self._world.now_ns, step, parts, self._job.hyper, skip=skip))

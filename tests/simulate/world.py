@@ -49,12 +49,10 @@ class Account:
 
     def __init__(self, name: str = "", bytes_max: int | None = None) -> None:
         self.name, self.bytes_max = name, bytes_max
-        self.bytes_now = self.bytes_peak = self.count_now = 0
+        self.bytes_now = 0
 
     def add(self, nbytes: int) -> None:
         self.bytes_now += nbytes
-        self.count_now += 1
-        self.bytes_peak = max(self.bytes_peak, self.bytes_now)
         if self.bytes_max is not None:
             assert self.bytes_now <= self.bytes_max, (
                 f"O5: {self.name} holds {self.bytes_now} bytes of payload, at most {self.bytes_max}"
@@ -62,7 +60,6 @@ class Account:
 
     def take(self, nbytes: int) -> None:
         self.bytes_now -= nbytes
-        self.count_now -= 1
 
 
 class Payload:

@@ -25,7 +25,7 @@ from luwu.wire.description import Description
 from luwu.wire.messages import Role, Verb
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum, SwitchLimits
-from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolSize
 from tests.simulate.job import JOB, RETRY
 from tests.simulate.world import Payload, payload_bytes
 
@@ -191,7 +191,7 @@ class SwitchSuite:
         """So many slots; functional: as many bytes as they would take."""
         if self.has_fixed_slots:
             assert slot_count is not None
-            return SwitchLimits(slots=PoolRange(slot_count=slot_count, slot_bytes=CHUNK_BYTES))
+            return SwitchLimits(slots=PoolSize(slot_count=slot_count, slot_bytes=CHUNK_BYTES))
         if slot_count is None:
             return SwitchLimits()
         return SwitchLimits(slot_bytes_max=slot_count * WORLD * CHUNK_BYTES)

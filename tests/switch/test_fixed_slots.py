@@ -8,7 +8,7 @@ import pytest
 
 from luwu.protocol.contribution import Contribution, rank_order
 from luwu.wire.description import Description
-from switch_emu.switch.core.fixed_slots import NO_TURN, FixedSlotPool, PoolRange, push_turns
+from switch_emu.switch.core.fixed_slots import NO_TURN, FixedSlotPool, PoolSize, push_turns
 from switch_emu.switch.core.slots import SlotKey
 from tests.simulate.job import make_layout
 
@@ -25,7 +25,7 @@ def make_pool(slot_count: int, *, units: int = 3, frozen: bool = True) -> FixedS
     """A pool that knows what is pushed."""
     layout = make_layout(units=units, frozen=frozen)
     pool = FixedSlotPool(
-        ranks=RANKS, pool=PoolRange(slot_count=slot_count, slot_bytes=BYTES)
+        ranks=RANKS, pool=PoolSize(slot_count=slot_count, slot_bytes=BYTES)
     )  # fmt: skip
     pool.learn(Description(layout=layout, optimizer="test"))
     return pool
@@ -82,7 +82,7 @@ def test_an_extent_that_is_never_pushed_has_no_place() -> None:
     pool = make_pool(2)
     frozen = next(c.index for c in make_layout().chunks if not c.trainable)
     strange = [(0, 0, frozen), (0, 0, 10**6)]
-    fresh = FixedSlotPool(ranks=RANKS, pool=PoolRange(slot_count=2, slot_bytes=BYTES))
+    fresh = FixedSlotPool(ranks=RANKS, pool=PoolSize(slot_count=2, slot_bytes=BYTES))
     for where, keys in ((pool, strange), (fresh, [(0, 0, 0)])):
         for key in keys:
             where.passes(key, 1)
@@ -96,7 +96,6 @@ def test_no_contribution_is_larger_than_a_slot() -> None:
     pool = make_pool(4)
     assert pool.room((0, 0, 0), BYTES + 1) is None
     assert pool.room((0, 0, 0), BYTES) is not None
-    assert pool.range.bytes_max(3) == 4 * 2 * 3 * BYTES
 
 
 def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:

@@ -24,7 +24,7 @@ from luwu.wire.messages import Role, Verb
 from luwu.wire.norms import Clip
 from luwu.wire.stored import stored_bytes
 from switch_emu.switch.core import SwitchCore
-from switch_emu.switch.core.aggregation import Held, RawUp
+from switch_emu.switch.core.aggregation import RawUp
 from switch_emu.switch.core.attachments import Attachments
 from switch_emu.switch.core.ballot import Ballot
 from switch_emu.switch.core.filling import Filling
@@ -367,7 +367,8 @@ def test_a_raw_contribution_is_answered_when_it_enters_the_window() -> None:
     def push(ranks: int, payload: str) -> tuple[Any, ...]:
         receipt = message(wire.Received, index=7, contributors=ranks, verb=Verb.PUSH)
         contribution = Contribution(ranks, 1.0, True, "float32", payload, 60)
-        return key, Held("left" if ranks == LEFT else "right", contribution, receipt)
+        peer = "left" if ranks == LEFT else "right"
+        return key, contribution, lambda: handed.outbox.send(peer, receipt)
 
     pushed = "parent: Push index=7 contributors={} weight=1.0 last=True raw=True dtype=float32 + {}"
     answers = [f"{name}: Received index=7 verb=PUSH contributors={ranks}"

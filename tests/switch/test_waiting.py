@@ -29,9 +29,7 @@ FIRST, SECOND, THIRD = EXTENTS[:3]
 
 def bench(slot_count: int = 1) -> Bench:
     """With so many slots, which are waited for."""
-    return Bench(
-        SwitchLimits(slot_bytes_max=slot_count * WORLD * CHUNK_BYTES, slots_are_awaited=True)
-    )
+    return Bench(SwitchLimits(slot_bytes_max=slot_count * WORLD * CHUNK_BYTES))
 
 
 def push(found: Bench, rank: int, *extents: int) -> None:
@@ -89,7 +87,7 @@ def test_who_waits_for_another_extent_than_the_one_that_got_a_slot_goes_up_raw()
 def test_a_larger_extent_is_not_overtaken() -> None:
     """S7. Goal: an extent that would find room waits behind one for which there is none."""
     found = Bench(
-        SwitchLimits(slot_bytes_max=5 * CHUNK_BYTES, slots_are_awaited=True)
+        SwitchLimits(slot_bytes_max=5 * CHUNK_BYTES)
     )  # one slot, and room for less than another
     push(found, 0, FIRST, SECOND)
     found.push(0, THIRD, None)  # without a gradient it needs no room

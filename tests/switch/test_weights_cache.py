@@ -289,8 +289,7 @@ class Counted(Node):
 class CountedCluster(Cluster):
     """A cluster with such a node."""
 
-    def make_node(self, number: int) -> Node:
-        return Counted(self.world, self.job, self.disks, number)
+    node_type = Counted
 
 
 class Unclipped(Job):

@@ -152,8 +152,8 @@ def test_the_end_of_a_peer_passes_none_of_its_messages() -> None:
         assert handle.done
         ((peer, up, down),) = listener.links()
         assert peer == child
-        assert (up.received.messages, up.in_flight.messages) == (5, 0)
-        assert (down.sent.messages, down.cut.messages, down.received.messages) == (1, 1, 0)
+        assert (up.messages["received"], up.messages["in_flight"]) == (5, 0)
+        assert [down.messages[kind] for kind in ("sent", "cut", "received")] == [1, 1, 0]
         with pytest.raises(PeerGone):
             listener.send(child, b"h")
 

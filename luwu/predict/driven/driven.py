@@ -148,9 +148,8 @@ class DrivenSwitch:
         self._clock, self._send = clock, send
         held_bytes, children = SLOT_WINDOWS * window_bytes, [1 << rank for rank in range(workers)]
         limits = SwitchLimits(
-            push_window_bytes=window_bytes, slot_bytes_max=held_bytes, copies_bytes_max=held_bytes,
-            slots_are_awaited=True,
-        )  # fmt: skip
+            push_window_bytes=window_bytes, slot_bytes_max=held_bytes, copies_bytes_max=held_bytes
+        )
         self.core = SwitchCore(
             job=JOB, incarnation=1, children=children, limits=limits, retry=NEVER
         )

@@ -16,7 +16,6 @@
     aggregation.py       pushes in slots: one sum of each goes up; what waits, or goes up raw
     slots.py             S1 to S5; the pool of functional fidelity
     fixed_slots.py       F1 to F5; the pool of protocol fidelity
-    resources.py         what the fixed slots would take of a real switch
 
     statements.py        N statements of a step, or of an extent, become one; who is late
     weights_down.py      one pull to the parent, one copy of the weights to each child

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
-from switch_emu.switch.core.fixed_slots import PoolRange
+from switch_emu.switch.core.fixed_slots import PoolSize
 from switch_emu.switch.core.slots import SlotKey
 
 
@@ -54,14 +54,13 @@ class SwitchLimits:
     """Credit of each child."""
     extent_chunks: int = 1
     """Chunks that travel together at most (`Layout`)."""
-    slots: PoolRange | None = None
+    slots: PoolSize | None = None
     """The fixed slots of protocol fidelity; None: functional, as many as the bytes allow."""
     drop_after_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
-    without it; None: it is waited for."""
-    slots_are_awaited: bool = False
-    """A child that is ahead of all others waits for a slot, and goes up raw where it cannot. Not
-    where late children are left out: who is late shows when the others commit."""
+    without it; None: it is waited for, and so a child that is ahead of all others waits for a
+    slot. (Who is late shows when the others commit, so nobody may wait where late ones are left
+    out.)"""
     drop_node_after_ns: int | None = None
     """How long one of several optimizer nodes may be gone before the job goes on without it, where
     others hold its pages; None: it is waited for."""

@@ -104,46 +104,28 @@ class RawUp:
             for key in [key for key in ranks_of if step is None or key[0] == step]:
                 del ranks_of[key]
 
-    def push(self, key: SlotKey, held: Held) -> None:
-        """A contribution that finds no slot; its receipt is sent when it enters the window."""
-        peer, contribution, receipt = held
-        ranks = contribution.contributors
-        if not self._taken.get(key, 0) & ranks:
-            self.count += 1
-            self._taken[key] = self._taken.get(key, 0) | ranks
-
-            def on_way() -> None:
-                self._note_on_way(key, ranks)
-                self._outbox.send(peer, receipt)
-
-            push_up(self._outbox, self._uplink, key, contribution, raw=True, on_way=on_way)
-        else:
-            self._outbox.drop(contribution.payload)
-            if self._on_way.get(key, 0) & ranks:
-                self._outbox.send(peer, receipt)
-
-    def push_held(
-        self, key: SlotKey, held: Contribution, answer: Callable[[], None] | None
+    def push(
+        self, key: SlotKey, contribution: Contribution, answer: Callable[[], None] | None
     ) -> None:  # fmt: skip
-        """A contribution that was in a slot when the extent lost it.
+        """A contribution that finds no slot, or was in one when the extent lost it.
 
         `answer` sends its receipt as it enters the window; None: that was sent before.
         """
-        ranks = held.contributors
+        ranks = contribution.contributors
+        if self._taken.get(key, 0) & ranks:
+            self._outbox.drop(contribution.payload)
+            if answer is not None and self._on_way.get(key, 0) & ranks:
+                answer()
+            return
         self.count += 1
         self._taken[key] = self._taken.get(key, 0) | ranks
-        if answer is None:
-            self._note_on_way(key, ranks)
 
         def on_way() -> None:
+            self._on_way[key] = self._on_way.get(key, 0) | ranks
             if answer is not None:
-                self._note_on_way(key, ranks)
                 answer()
 
-        push_up(self._outbox, self._uplink, key, held, raw=True, on_way=on_way)
-
-    def _note_on_way(self, key: SlotKey, ranks: int) -> None:
-        self._on_way[key] = self._on_way.get(key, 0) | ranks
+        push_up(self._outbox, self._uplink, key, contribution, raw=True, on_way=on_way)
 
 
 class Waiting:
@@ -210,7 +192,7 @@ class Aggregation:
         else:
             self.pool = FixedSlotPool(ranks=ranks, pool=limits.slots)
         self.waiting = Waiting()
-        self._slots_are_awaited = limits.slots_are_awaited
+        self._slots_are_awaited = limits.drop_after_ns is None
         self.duplicates: Counter[str] = Counter()
         """Contributions that came again, by child."""
 
@@ -258,9 +240,10 @@ class Aggregation:
         """All of an extent goes on raw, or nothing (S5)."""
         assert not self.pool.is_summed(key), "S5"
         for each in self.pool.give_up(key):
-            self._raw.push_held(key, each, self._answer_later(key, [each]))
+            self._raw.push(key, each, self._answer_later(key, [each]))
         for one in (*self.waiting.take(key), *held):
-            self._raw.push(key, one)
+            answer = partial(self._outbox.send, one.peer, one.receipt)
+            self._raw.push(key, one.contribution, answer)
 
     def _admit(self) -> None:
         """Give slots to what waits for them, as far as there is room."""

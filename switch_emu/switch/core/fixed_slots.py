@@ -52,24 +52,18 @@ NO_TURN = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolRange:
-    """A job's part of a switch's slots."""
+class PoolSize:
+    """The slots that a job has."""
 
     slot_count: int
     slot_bytes: int
     """Bytes of one contribution: a full extent in float32. One that an aggregator encodes counts by
     its elements: with exponents, it takes 0.1 % more."""
-    first_slot: int = 0
-    """Where it begins in the switch's own pool."""
 
     @property
     def window_bytes(self) -> int:
         """As much as all slots take at once, of one child: the self-clocked window."""
         return self.slot_count * self.slot_bytes
-
-    def bytes_max(self, child_count: int) -> int:
-        """Memory of contributions, all of which are held until they are added (F4)."""
-        return COPIES * self.window_bytes * child_count
 
 
 def push_turns(layout: Layout) -> tuple[array[int], int]:
@@ -114,8 +108,8 @@ class FixedSlotPool:
 
     answers_when_summed = True
 
-    def __init__(self, *, ranks: int, pool: PoolRange) -> None:
-        self.range = pool
+    def __init__(self, *, ranks: int, pool: PoolSize) -> None:
+        self.size = pool
         self._ranks, self._world_size = ranks, ranks.bit_count()
         self._slots = [(SlotCopy(), SlotCopy()) for _ in range(pool.slot_count)]
         self._open: dict[SlotKey, SlotCopy] = {}
@@ -146,7 +140,7 @@ class FixedSlotPool:
         if not self._turns_count:
             self._turns, self._turns_count = push_turns(job.layout)
             aggregator = make_aggregator(job.aggregate, self._world_size)
-            elems = self.range.slot_bytes // SUM_BYTES
+            elems = self.size.slot_bytes // SUM_BYTES
             self._contribution_bytes_max = aggregator.encoded_bytes(elems)
 
     def place(self, key: SlotKey) -> tuple[int, int] | None:
@@ -155,7 +149,7 @@ class FixedSlotPool:
         if extent >= len(self._turns) or self._turns[extent] == NO_TURN:
             return None
         turn = (step + part) * self._turns_count + self._turns[extent]
-        rounds, slot = divmod(turn, self.range.slot_count)
+        rounds, slot = divmod(turn, self.size.slot_count)
         return slot, rounds % COPIES
 
     def passes(self, key: SlotKey, child: int) -> None:
@@ -176,7 +170,7 @@ class FixedSlotPool:
         if not copy.is_free:
             self._taken_counts[self._place(key)[0]] += 1
             return None
-        slot = Slot(self._ranks, self.range.slot_bytes)
+        slot = Slot(self._ranks, self.size.slot_bytes)
         copy.reset(key, slot)
         self._open[key] = copy
         self._opened_counts[self._place(key)[0]] += 1
@@ -240,7 +234,7 @@ class FixedSlotPool:
         return {
             "slots_now": self._slots_used,
             "slots_peak": self.slots_used_peak,
-            "slots_limit": self.range.slot_count,
+            "slots_limit": self.size.slot_count,
             "slots_opened_count": self.opened_count,
             "slot_copies_now": len(self),
             "slot_copies_peak": self.copies_used_peak,

@@ -49,7 +49,6 @@ from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents, parent_names
 from switch_emu.switch.core.readers import ReaderRoutes
-from switch_emu.switch.core.resources import pool_resources
 from switch_emu.switch.core.slots import SlotPool
 from switch_emu.switch.core.statements import Agreement, BeginCommit
 from switch_emu.switch.core.weights_down import WeightsDown
@@ -450,14 +449,6 @@ class SwitchCore:
             "cached_count": cache.hits_count,
             "cache_bytes_now": cache.bytes_used,
         }
-
-    def report(self) -> dict[str, Any]:
-        """How the slots came out, and what they would take of a real switch (`resources.py`)."""
-        slots, found = self.limits.slots, {"fidelity": "functional", **self.counts()}
-        if slots is not None:
-            resources = pool_resources(slots, len(self.children.members.children))
-            found.update(fidelity="protocol", resources=resources)
-        return found
 
     def waits_for(self) -> str:
         """The next event that the switch waits for, as text."""
