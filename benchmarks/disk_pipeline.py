@@ -120,7 +120,7 @@ class PipelineArm(Closing):
         self._hyper = encode_hyper(HYPER)
         self.config = store_config(self._description)
         file = FilePageStore.create(directory / "state", self.config, durability=case.durability)
-        self.direct_io = file.direct_io
+        self.direct_io = file.direct.enabled
         self._store = TieredPageStore(file, 0)
         self._load()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -48,7 +48,7 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.wire.statistics import summed
 from switch_emu.node.kernels import Arrays, Made, Pieces, Run, UpdateCall, UpdateKernel
-from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.kernels.make import make_kernel, portable_kernel
 from switch_emu.store import aligned_buffer
 
 PAGE_ELEMS = 1 << 20
@@ -366,7 +366,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     if arguments.elems:
         sizes = Sizes(tuple(arguments.elems), PAGE_ELEMS, GRADIENT_ELEMS, REAL.copy_bytes)
     made = make_kernel("adamw", ("m", "v"), cache=None)
-    portable = make_kernel("adamw", ("m", "v"), cache=None, compiled=False).kernel
+    portable = portable_kernel("adamw", ("m", "v"))
     kernels = {made.kernel.version: made.kernel, "portable": portable}
     before = copy_bytes_per_s(core_count(), sizes.copy_bytes)
     limit = arguments.seconds_max

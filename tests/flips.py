@@ -167,7 +167,7 @@ class FlippingStore(TieredPageStore):
         found = super().rows_in_ram(first, count, version)
         if found is not None:
             tier: Any = self._store
-            self._flip(first, version, tier._resident[first].record)
+            self._flip(first, version, tier._memory.record(first))
         return found
 
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from luwu.wire.hyper import decode_hyper
 from luwu.wire.stored import torch_hyper
 from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import RECORD_KEY
-from switch_emu.store.manifest import step_of
+from switch_emu.store.manifest import step_of, step_values
 
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"
@@ -48,11 +48,23 @@ class ExportDocument:
     record: DecidedStep
     attempt: int
     updates: tuple[int | None, ...]
-    weights_digest: str
-    dtype: str
+    """Count of updates per parameter; None if it is frozen."""
+    weights_digest: str = ""
+    dtype: str = "float32"
     has_optimizer: bool
-    digests: dict[str, str]
-    attached: dict[str, str]
+    digests: dict[str, str] = field(default_factory=dict)
+    attached: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_fresh(cls, description: Description) -> ExportDocument:
+        """That of weights alone, with which a job begins at step 0."""
+        return cls(
+            description=description,
+            record=DecidedStep(version=0, attempt=0),
+            attempt=0,
+            updates=tuple(0 if p.trainable else None for p in description.layout.parameters),
+            has_optimizer=False,
+        )
 
     @property
     def step(self) -> int:
@@ -67,6 +79,7 @@ class ExportDocument:
     def to_json(self) -> str:
         """The text of the file."""
         record = self.record
+        extra = {k: text for k, text in record.extra.items() if k != RECORD_KEY}
         groups, clip = [], None
         if record.hyper:
             hyper = decode_hyper(record.hyper)
@@ -85,17 +98,7 @@ class ExportDocument:
                 "max_grad_norm": clip,
             },
             "description": json.loads(self.description.to_bytes()),
-            "record": {
-                "attempt": record.attempt,
-                "epoch": record.epoch,
-                "job": record.job,
-                "generation": record.generation,
-                "contributors": [list(each) for each in record.contributors],
-                "hyper": record.hyper.hex(),
-                "applied": record.applied,
-                "grad_norm": None if record.grad_norm is None else float(record.grad_norm).hex(),
-                "extra": {k: text for k, text in record.extra.items() if k != RECORD_KEY},
-            },
+            "record": step_values(replace(record, extra=extra)),
             "attempt": self.attempt,
             "updates": list(self.updates),
             "digests": self.digests,

@@ -27,7 +27,7 @@ from luwu.base.dtypes import DTYPES, WIRE_DTYPES
 from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.copying import check_running
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
-from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count, pieces_of
+from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
@@ -165,15 +165,15 @@ class _Job:
         parameters = self._layout.parameters
         job, field = self._source.description, AVERAGE if self._options.average else WEIGHT
         wants = (
-            Want(index, stored_field(job, field, trainable=parameter.trainable), piece)
+            Want(index, stored_field(job, field, trainable=parameter.trainable), *piece)
             for index, parameter in enumerate(parameters)
-            for piece in pieces_of(self._layout, index)
+            for piece in self._layout.pieces(index)
         )
         with ThreadPoolExecutor(1, thread_name_prefix="luwu-digest") as hasher:
             for want, values in self._read(wants):
                 check_running(should_stop)
                 parameter = parameters[want.tensor]
-                if not want.piece.parameter_start:
+                if not want.part.parameter_start:
                     digest.begin(parameter.name, parameter.dtype, parameter.shape)
                 hashed = hasher.submit(digest.add, values)  # SHA-256 is slower than all the rest
                 for part in _slices(values):
@@ -182,10 +182,10 @@ class _Job:
 
     def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
         wants = (
-            Want(number, field, piece)
+            Want(number, field, *piece)
             for number, (_, field, index) in enumerate(self._states)
             if field != STEP
-            for piece in pieces_of(self._layout, index)
+            for piece in self._layout.pieces(index)
         )
         written = 0
         for want, values in self._read(wants):

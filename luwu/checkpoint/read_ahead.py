@@ -1,4 +1,4 @@
-"""Fields of chunks, read ahead of their use in bounded memory; which pieces make up a parameter.
+"""Fields of chunks, read ahead of their use in bounded memory.
 
 A few threads read. Wants come in the order in which they are served. A chunk may hold pieces of
 many parameters, and a unit with frozen and trained ones goes back and forth between two chunks:
@@ -8,7 +8,6 @@ what was read is kept until its buffer is needed for something else, the least r
 from __future__ import annotations
 
 import mmap
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,32 +20,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.checkpoint.source import StateSource
-from luwu.layout import Layout
-
-
-class Piece(NamedTuple):
-    """Elements of one parameter that lie in one chunk."""
-
-    chunk: int
-    parameter_start: int
-    chunk_start: int
-    elems: int
-
-
-def pieces_of(layout: Layout, parameter: int) -> Iterator[Piece]:
-    """The pieces of a parameter, from its first element on; they cover it."""
-    place = layout.placements[parameter]
-    chunks = layout.unit_chunks[place.unit]
-    stop = place.start + place.elems
-    at = place.start
-    index = chunks[bisect_right(chunks, at, key=lambda i: layout.chunks[i].start) - 1]
-    while at < stop:
-        box = layout.chunks[index]
-        elems = min(stop, box.start + box.elems) - at
-        yield Piece(index, at - place.start, at - box.start, elems)
-        at += elems
-        index += 1
-
+from luwu.layout import Segment
 
 F32Array = npt.NDArray[np.float32]
 
@@ -58,12 +32,13 @@ _ELEM_BYTES: Final = DTYPES["float32"].nbytes
 
 
 class Want(NamedTuple):
-    """One piece of one field."""
+    """A part of a chunk's field, for a tensor that is written."""
 
     tensor: int
-    """Whatever it is for."""
+    """Its number."""
     field: str
-    piece: Piece
+    chunk: int
+    part: Segment
 
 
 class _Read:
@@ -120,8 +95,8 @@ class ReadAhead:
                     return
                 want, read = self._queue.popleft()
                 read.future.result()
-                first = want.piece.chunk_start * _ELEM_BYTES
-                data = read.buffer[first : first + want.piece.elems * _ELEM_BYTES]
+                first = want.part.chunk_start * _ELEM_BYTES
+                data = read.buffer[first : first + want.part.elems * _ELEM_BYTES]
                 yield want, np.frombuffer(data, np.float32)
                 read.users_count -= 1
         finally:
@@ -134,13 +109,13 @@ class ReadAhead:
             self._waiting = want
             if want is None:
                 return
-            key = (want.piece.chunk, want.field)
+            key = (want.chunk, want.field)
             read = self._reads.get(key)
             if read is None:
                 buffer = self._free_buffer()
                 if buffer is None:
                     return
-                size = self._layout.chunks[want.piece.chunk].sum_bytes
+                size = self._layout.chunks[want.chunk].sum_bytes
                 future = pool.submit(self._source.read_field, *key, buffer[:size])
                 read = self._reads[key] = _Read(buffer, future)
             self._reads.move_to_end(key)

@@ -23,12 +23,13 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.failpoints import failpoint
-from luwu.checkpoint.copying import copy_pages, decide, pieces_of, steps_of
+from luwu.checkpoint.copying import making_store, steps_of, write_pages
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, check_replicas
 from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
 from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore
+from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, left_out_nodes, node_directory, present_nodes
 
 
@@ -201,15 +202,20 @@ class _Sources:
             store, held = self._pages.holders[stripe]
             for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes):
                 origin[share.page(chunk)] = (store, held.page(chunk))
-        with FilePageStore.create(new, config, first_version=version) as store:
-            store.record_attempt(self.record.attempt, self.epoch)
-            copy_pages(store, self.record, origin.__getitem__, should_stop)
-            kept = {}
-            if 0 in share.stripes:  # its owners hold what workers attached
-                first, _ = self._pages.holders[0]
-                kept = pieces_of(first, steps_of(first)[version])
-            decide(store, self.record, kept)
-            store.record_attempt(self._pages.attempt, self.epoch)
+
+        def read(page: int, record: memoryview) -> None:
+            source, there = origin[page]
+            source.read(there, version, record)
+
+        attached = {}
+        if 0 in share.stripes:  # its owners hold what workers attached
+            first, _ = self._pages.holders[0]
+            attached = read_attachments(first.path, steps_of(first)[version])
+        with making_store(
+            new, config, self.record, attached, attempt=self._pages.attempt, epoch=self.epoch
+        ) as store:
+            write_pages(store, self.record, read, should_stop)
+        with FilePageStore.open(new, read_only=True) as store:
             for stripe in share.stripes:
                 found, held = self._pages.holders[stripe]
                 same = found.digest(held.pages_of(stripe), version)

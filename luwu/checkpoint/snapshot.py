@@ -18,11 +18,12 @@ import numpy as np
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import check_absent, flush_directory, making_directory
 from luwu.base.errors import ConfigError, StateError
-from luwu.checkpoint.copying import check_running, copy_pages, cut, decide, pieces_of, steps_of
+from luwu.checkpoint.copying import making_store, steps_of, write_pages
 from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
-from switch_emu.store import FilePageStore, aligned_buffer
+from switch_emu.store import FilePageStore
+from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import node_directory
 
 
@@ -78,41 +79,36 @@ def snapshot_of_running(
         for number in range(count):
             directory = node_directory(new, number, count)
             directory.parent.mkdir(exist_ok=True)
-            config = store_config(source.description, number, replicas)
-            with FilePageStore.create(directory, config, first_version=version) as store:
-                _copy_running(source, Share(layout, number, replicas), store, should_stop)
+            _copy_running(source, Share(layout, number, replicas), directory, should_stop)
         if count > 1:
             flush_directory(new)
     return _made(out, version, count, started_ns)
 
 
 def _copy_running(
-    source: RunningState, share: Share, store: FilePageStore, should_stop: Callable[[], bool]
+    source: RunningState, share: Share, target: Path, should_stop: Callable[[], bool]
 ) -> None:
     """The pages of one node, and what ranks attached if it keeps that."""
-    record, config = source.record, store.config
-    buffer = aligned_buffer(max(kind.record_bytes for kind in config.kinds))
-    store.record_attempt(record.attempt)
-    for page, chunk in enumerate(share.chunks()):
-        check_running(should_stop)
+    config = store_config(source.description, share.number, share.replicas)
+    chunks = share.chunks()
+
+    def fill(page: int, record: memoryview) -> None:
         kind = config.kind(page)
-        whole = buffer[: kind.record_bytes]
-        whole[:] = bytes(kind.record_bytes)
-        elems = config.page_elems[page]
+        record[:] = bytes(kind.record_bytes)
         fields, wide = {}, {}
         for item in kind.fields:
             if item.dtype in ("float32", "int64"):
-                fields[item.name] = whole[slice(*kind.range(item.name))]
+                fields[item.name] = record[slice(*kind.range(item.name))]
             else:  # values come; to the nearest they are the same codes again
-                wide[item.name] = np.empty(elems, np.float32)
+                wide[item.name] = np.empty(config.page_elems[page], np.float32)
                 fields[item.name] = wide[item.name].view(np.uint8).data
-        source.read_page(chunk, fields)
+        source.read_page(chunks[page], fields)
         for name, values in wide.items():
-            store_values(kind, whole, name, values)
-        store.write(page, record.version, record.attempt, whole)
-    attached = source.attached() if 0 in share.stripes else {}
-    decide(store, record, cut(attached, config.chunk_bytes))
-    store.record_attempt(source.attempt)
+            store_values(kind, record, name, values)
+
+    record, attached = source.record, source.attached() if 0 in share.stripes else {}
+    with making_store(target, config, record, attached, attempt=source.attempt) as store:
+        write_pages(store, record, fill, should_stop)
 
 
 def _copy_store(
@@ -127,11 +123,11 @@ def _copy_store(
         )
     config = replace(source.config, store_uuid=uuid4().hex)
     target.parent.mkdir(exist_ok=True)
-    with FilePageStore.create(target, config, first_version=version) as store:
-        store.record_attempt(record.attempt)
-        copy_pages(store, record, lambda page: (source, page), should_stop)
-        decide(store, record, pieces_of(source, record))
-        store.record_attempt(source.attempt)
+    attached = read_attachments(source.path, record)
+    with making_store(target, config, record, attached, attempt=source.attempt) as store:
+        write_pages(
+            store, record, lambda page, whole: source.read(page, version, whole), should_stop
+        )
 
 
 def _made(out: Path, version: int, count: int, started_ns: int) -> Snapshot:

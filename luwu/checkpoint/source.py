@@ -14,8 +14,7 @@ from luwu.join.connection import Connection
 from luwu.join.open import make_reader
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.wire.description import Description, parse_description
-from luwu.wire.stored import UPDATES
-from switch_emu.node.pages import read_counts, read_values
+from switch_emu.node.pages import read_content
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, shares_of
@@ -75,12 +74,8 @@ class RestingState(Closing):
         return read_attachments(self._first, self.record)
 
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
-        kind = self._store.kind_of(chunk)
         read = partial(self._store.read_field, chunk, self.record.version)
-        if field == UPDATES:
-            read_counts(partial(read, UPDATES), kind, into)
-        else:
-            read_values(read, kind.dtype(field), field, into)
+        read_content(read, self._store.kind_of(chunk), field, into)
 
     def close(self) -> None:
         self._store.close()

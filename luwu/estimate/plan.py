@@ -111,7 +111,7 @@ class Estimate:
             f"of {format_bytes(layout.chunk_bytes)}{extents * (layout.extent_chunks > 1)}; "
             f"{job.workers} workers, {job.transport}, {layout.chunks[0].wire_dtype}, "
             f"{job.description.update}",
-            *job.plan.lines(),
+            job.plan.line,
             f"{self.resident_pages_ratio:.0%} of the pages stay in RAM; weights are "
             f"{'used in place' if self.weights_in_place else 'sent'}"
             f"{f', {self.cached_ratio:.0%} by the switch alone' * (self.cached_ratio > 0)}",

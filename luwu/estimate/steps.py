@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -98,23 +97,23 @@ def steps_document(
     to measure them takes a second.
     """
     node = read_json(run.result("node.json"))
-    decided = _decided(run)
-    if node is None or len(decided.all_ns) < STEPS_MIN:
+    decided_ns, since_start_count = _decided(run)
+    if node is None or len(decided_ns) < STEPS_MIN:
         return None
-    steps = [(later - earlier) / 1e9 for earlier, later in pairwise(decided.all_ns)]
+    steps = [(later - earlier) / 1e9 for earlier, later in pairwise(decided_ns)]
     median = statistics.median(steps)
     moved = node["disk_bytes"]
-    busy = busy_seconds(run.path / "events", len(decided.all_ns))
+    busy = busy_seconds(run.path / "events", len(decided_ns))
     did = outcome(step_seconds=median, busy=busy, disk_bytes=moved)
-    is_measured = did["bound_by"] == "disk" and decided.since_start_count
+    is_measured = did["bound_by"] == "disk" and since_start_count
     disk, disk_s = measure_disk() if is_measured else None, None
     if disk is not None:
-        each = {name: count // decided.since_start_count for name, count in moved.items()}
+        each = {name: count // since_start_count for name, count in moved.items()}
         disk_s = disk.seconds(each["read"], each["written"])
     return {
         "schema": 2,
         "label": "measured",
-        "steps": len(decided.all_ns),
+        "steps": len(decided_ns),
         "step_seconds": steps,
         "step_seconds_median": median,
         "busy_seconds": did["busy_seconds"] or {},
@@ -143,21 +142,17 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    all_ns: list[int]
-    """When each step was decided, in order; the load before step 0 is none."""
-    since_start_count: int
-    """Those since the node last started: its counts of bytes begin there."""
+def _decided(run: RunDirectory) -> tuple[list[int], int]:
+    """When each step was decided, in order, the load before step 0 being none; and how many of
+    them since the node last started, as its counts of bytes begin there.
 
-
-def _decided(run: RunDirectory) -> _Decided:
-    """As the node has it that decided the most steps: any other may have been lost."""
+    As the node has it that decided the most steps: any other may have been lost.
+    """
     found = [_decided_by(path) for path in sorted((run.path / "events").glob("node*.jsonl"))]
-    return max(found, key=lambda each: len(each.all_ns), default=_Decided([], 0))
+    return max(found, key=lambda each: len(each[0]), default=([], 0))
 
 
-def _decided_by(path: Path) -> _Decided:
+def _decided_by(path: Path) -> tuple[list[int], int]:
     ends: dict[int, int] = {}
     count = 0
     for record in records(path):
@@ -166,4 +161,4 @@ def _decided_by(path: Path) -> _Decided:
         elif record["name"] == "decide" and record["step"] >= 0:
             ends[record["step"]] = record["end_ns"]
             count += 1
-    return _Decided(sorted(ends.values()), count)
+    return sorted(ends.values()), count

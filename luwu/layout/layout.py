@@ -23,6 +23,7 @@ Everything here is integer arithmetic on what all ranks agree on; nothing is sto
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -235,6 +236,21 @@ class Layout:
                     chunk_start=start - box.start, elems=stop - start,
                     padded_elems=padded(stop - start),
                 )  # fmt: skip
+
+    def pieces(self, parameter: int) -> Iterator[tuple[int, Segment]]:
+        """The chunks of a parameter, from its first element on, and its part in each."""
+        place = self.placements[parameter]
+        chunks, stop = self.unit_chunks[place.unit], place.start + place.elems
+        at = place.start
+        index = chunks[bisect_right(chunks, at, key=lambda i: self.chunks[i].start) - 1]
+        while at < stop:
+            box = self.chunks[index]
+            elems = min(stop, box.start + box.elems) - at
+            yield index, Segment(
+                parameter=parameter, parameter_start=at - place.start, chunk_start=at - box.start,
+                elems=elems, padded_elems=padded(elems),
+            )  # fmt: skip
+            at, index = at + elems, index + 1
 
     def segments_count(self, chunk: int) -> int:
         """How many parameters have a part in a chunk."""

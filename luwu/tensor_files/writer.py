@@ -61,15 +61,6 @@ def plan_shards(tensors: Sequence[Tensor], stem: str, shard_bytes_max: int) -> t
     )
 
 
-def index_text(shards: Sequence[Shard]) -> str:
-    """The index of several files, as Hugging Face writes it."""
-    document: dict[str, Any] = {
-        "metadata": {"total_size": sum(t.nbytes for shard in shards for t in shard.tensors)},
-        "weight_map": {t.name: shard.name for shard in shards for t in shard.tensors},
-    }
-    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-
-
 class TensorWriter(Closing):
     """Takes the bytes of planned tensors in order; each file is flushed when it is complete."""
 
@@ -94,11 +85,16 @@ class TensorWriter(Closing):
             self._start_tensor()
 
     def finish(self) -> None:
-        """All tensors are there: write the index, if there are several files."""
+        """All tensors are there: write the index of several files, as Hugging Face does."""
         assert self._shard_index == len(self._shards), "tensors are missing"
         if len(self._shards) > 1:
-            path = self._directory / f"{self._stem}{INDEX_SUFFIX}"
-            write_synced(path, index_text(self._shards).encode())
+            places = [(tensor, shard.name) for shard in self._shards for tensor in shard.tensors]
+            document = {
+                "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in places)},
+                "weight_map": {tensor.name: name for tensor, name in places},
+            }
+            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            write_synced(self._directory / f"{self._stem}{INDEX_SUFFIX}", text.encode())
 
     def close(self) -> None:
         if self._file is not None:

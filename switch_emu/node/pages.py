@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -113,48 +113,30 @@ def read_values(
     widen(stored, scales, out)
 
 
-def read_counts(read: Callable[[memoryview], None], kind: PageKind, into: memoryview) -> None:
-    """Fill `into`, int64 [segments], with a page's counts of updates.
-
-    `read` reads the stored field: an older store has one count for all segments.
-    """
-    found = np.empty(kind.fields[kind.index(UPDATES)].elems, np.int64)
-    read(found.view(np.uint8).data)
-    np.frombuffer(into, np.int64)[:] = found
-
-
-def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32Array]:
-    """Master weights of all parameters, in the order of registration, in parts.
-
-    Yields at least one part per parameter; a part is valid until the next is read.
-    """
-    chunk_now = -1
-    weights = np.empty(0, np.float32)
-    for place in layout.placements:
-        for index in layout.unit_chunks[place.unit]:
-            chunk = layout.chunks[index]
-            start = max(place.start, chunk.start)
-            stop = min(place.start + place.elems, chunk.start + chunk.elems)
-            if start >= stop:
-                continue
-            if index != chunk_now:
-                weights = np.empty(chunk.elems, np.float32)
-                read = partial(store.read_field, index, version)
-                read_values(read, chunk.master_dtype, WEIGHT, weights.view(np.uint8).data)
-                chunk_now = index
-            yield weights[start - chunk.start : stop - chunk.start]
+def read_content(
+    read: Callable[[str, memoryview], None], kind: PageKind, name: str, into: memoryview
+) -> None:
+    """Fill `into` with a field that travels: values as `read_values` has them, or int64 [segments],
+    the counts of updates."""
+    if name != UPDATES:
+        read_values(read, kind.dtype(name), name, into)
+        return
+    counts = np.empty(kind.fields[kind.index(UPDATES)].elems, np.int64)
+    read(UPDATES, counts.view(np.uint8).data)
+    np.frombuffer(into, np.int64)[:] = counts  # an older store has one for all segments
 
 
 def weights_digest(store: Pages, layout: Layout) -> str:
     """The digest of the decided weights (I3): one definition for every arm."""
     assert store.decided is not None
-    digest = WeightsDigest()
-    parts = parameter_values(store, layout, store.decided.version)
-    for parameter in layout.parameters:
+    digest, chunk_now, weights = WeightsDigest(), -1, np.empty(0, np.float32)
+    for index, parameter in enumerate(layout.parameters):
         digest.begin(parameter.name, parameter.dtype, parameter.shape)
-        missing = parameter.elems
-        while missing:
-            part = next(parts)
-            digest.add(part)
-            missing -= part.size
+        for chunk, part in layout.pieces(index):
+            if chunk != chunk_now:
+                box, chunk_now = layout.chunks[chunk], chunk
+                weights = np.empty(box.elems, np.float32)
+                read = partial(store.read_field, chunk, store.decided.version)
+                read_values(read, box.master_dtype, WEIGHT, weights.view(np.uint8).data)
+            digest.add(weights[part.chunk_start : part.chunk_start + part.elems])
     return digest.hexdigest()

@@ -29,6 +29,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
+from luwu.base.tree import ranks_of
 from luwu.layout import SUM_BYTES, Segment, Share
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
@@ -455,7 +456,9 @@ class Pipeline:
                 self._kernel.cast(weights, dtype, part)
 
     def _load(self, action: LoadPage, scratch: Scratch) -> None:
-        page, record = self._loaded(action.chunk, action.payload, scratch)
+        page = self._share.page(action.chunk)
+        kind, record = self._cleared(page, scratch)
+        self._unpack(action, kind, record)
         try:
             self._store.write(page, 0, action.attempt, record)
         except StaleAttempt:
@@ -476,13 +479,12 @@ class Pipeline:
         self._span("fill", start_ns, chunk=action.chunk, bytes=record.nbytes)
         self._report(lambda: self._done_with(action.payload, self._core.page_filled(action)))
 
-    def _loaded(self, chunk: int, payload: Any, scratch: Scratch) -> tuple[int, memoryview]:
-        """The page of a chunk, and its record from what came: weights in float32, then, if there
-        is more, optimizer state and counts. An average that did not come is the weights."""
-        page = self._share.page(chunk)
-        kind, record = self._cleared(page, scratch)
+    def _unpack(self, action: LoadPage, kind: PageKind, record: memoryview) -> None:
+        """Fill a record with what came: weights in float32, then, if there is more, optimizer
+        state and counts. An average that did not come is the weights."""
+        payload: Any = action.payload
         data, start = payload.view(), 0
-        values_bytes = self._layout.chunks[chunk].sum_bytes
+        values_bytes = self._layout.chunks[action.chunk].sum_bytes
         for name in (WEIGHT, *self._kernel.state_fields):
             if not kind.has(name):
                 continue  # frozen, or one that keeps less
@@ -496,7 +498,6 @@ class Pipeline:
             store_values(kind, record, name, np.frombuffer(values, np.float32))
         if start < len(data):
             record[slice(*kind.range(UPDATES))] = data[start:]
-        return page, record
 
     def _cleared(self, page: int, scratch: Scratch) -> tuple[PageKind, memoryview]:
         """The kind of a page, and memory for its record."""
@@ -542,7 +543,6 @@ class Pipeline:
         extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._attachments.seal(action.version, action.kept_attempt)
-        ranks = range(action.contributors.bit_length())
         self._store.prepare(
             DecidedStep(
                 version=action.version,
@@ -551,9 +551,7 @@ class Pipeline:
                 job=self._job,
                 generation=self._store.generation,
                 contributors=tuple(
-                    Contributor(rank, 0, action.version)
-                    for rank in ranks
-                    if action.contributors >> rank & 1
+                    Contributor(rank, 0, action.version) for rank in ranks_of(action.contributors)
                 ),
                 hyper=action.hyper,
                 applied=action.applied,

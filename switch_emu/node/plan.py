@@ -102,7 +102,8 @@ class NodePlan:
         """Shared memory of the node: weights in place, and outgoing copies."""
         return self.resident_bytes // 2 + self.outgoing_bytes
 
-    def lines(self) -> list[str]:
+    @property
+    def line(self) -> str:
         """The plan as text."""
         threads = f"{self.updates_count} updates, {self.reads_count} reads"
         if self.pages_together > 1:
@@ -120,7 +121,7 @@ class NodePlan:
         line = f"memory budget {format_bytes(self.budget_bytes)}: {text}"
         if self.extent_chunks > 1:
             line += f"; {self.extent_chunks} chunks travel together"
-        return [line]
+        return line
 
 
 def whole_bytes(layout: Layout) -> int:
@@ -215,18 +216,19 @@ def plan_node(
     )
     threads, pages_together = next(fitting, ((1, 1), 1))
     pipeline_bytes = pipeline(threads, together=pages_together)
-    spare = budget_bytes - pipeline_bytes - leasts.total
-    window_bytes = 0 if in_arenas else _share(spare, 0.15, leasts.window, 32 * MIB)
+    share = partial(_share, budget_bytes - pipeline_bytes - leasts.total)
+    has_slots = not has_switch and not in_arenas
     outgoing_most = max(32 * MIB, _OUTGOING_EXTENTS * extent_bytes)
-    outgoing_bytes = _share(spare, 0.15, leasts.outgoing, outgoing_most)
-    slots_bytes = copies_bytes = 0
-    if not has_switch:
-        slots_bytes = 0 if in_arenas else _share(spare, 0.2, leasts.slots, POOL_BYTES_DEFAULT)
-        copies_bytes = _share(spare, 0.1, leasts.copies, POOL_BYTES_DEFAULT)
-    sums_bytes = _share(spare, 0.25, leasts.sums, 1024 * MIB)
-    spill_bytes = _share(spare, 0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes)
-    others = window_bytes + outgoing_bytes + sums_bytes + spill_bytes + slots_bytes + copies_bytes
-    resident_bytes = budget_bytes - others - pipeline_bytes
+    uses = {
+        "pipeline_bytes": pipeline_bytes,
+        "window_bytes": 0 if in_arenas else share(0.15, leasts.window, 32 * MIB),
+        "sums_bytes": share(0.25, leasts.sums, 1024 * MIB),
+        "spill_bytes": share(0.05, leasts.spill, _SPILL_BUFFERS_MAX * extent_bytes),
+        "outgoing_bytes": share(0.15, leasts.outgoing, outgoing_most),
+        "slots_bytes": share(0.2, leasts.slots, POOL_BYTES_DEFAULT) if has_slots else 0,
+        "copies_bytes": 0 if has_switch else share(0.1, leasts.copies, POOL_BYTES_DEFAULT),
+    }
+    resident_bytes = budget_bytes - sum(uses.values())
     assert resident_bytes >= 0
     return NodePlan(
         budget_bytes=budget_bytes,
@@ -234,14 +236,8 @@ def plan_node(
         updates_count=threads[0],
         pages_together=pages_together,
         reads_count=threads[1],
-        pipeline_bytes=pipeline_bytes,
-        window_bytes=window_bytes,
-        sums_bytes=sums_bytes,
-        spill_bytes=spill_bytes,
-        outgoing_bytes=outgoing_bytes,
-        slots_bytes=slots_bytes,
-        copies_bytes=copies_bytes,
         resident_bytes=resident_bytes,
+        **uses,
     )
 
 

@@ -42,7 +42,7 @@ def plan_lines(spec: NodeSpec) -> list[str]:
     place += f" (memory: {kind})" if kind else ""
     count = spec.optimizer_nodes
     which = "" if count == 1 else f"optimizer node {spec.number} of {count}: "
-    return [f"{which}state {place}; durability {durability}: {words}", *spec.plan().lines()]
+    return [f"{which}state {place}; durability {durability}: {words}", spec.plan().line]
 
 
 def serve_node(

@@ -22,7 +22,7 @@ from luwu.wire.statistics import STATS
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import ReadField
-from switch_emu.node.pages import read_counts, read_values
+from switch_emu.node.pages import read_content
 from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
@@ -118,14 +118,13 @@ class PinnedVersions:
             return self._stats(read.chunk, pinned)
         pin, page = pinned.pin, self._share.page(read.chunk)
         kind = self._store.config.kind(page)
-        dtype = kind.dtype(read.field)
         nbytes = SUM_BYTES * kind.fields[kind.index(read.field)].elems
         stored = partial(pin.read_field, page)
         is_cast = read.field in (WEIGHT, AVERAGE) and read.dtype != "float32"
         if is_cast:
             elems = layout.chunks[read.chunk].elems
             weights = np.empty(elems, np.float32)
-            read_values(stored, dtype, read.field, weights.view(np.uint8).data)
+            read_content(stored, kind, read.field, weights.view(np.uint8).data)
             nbytes = elems * DTYPES[read.dtype].nbytes
         if read.field == UPDATES:
             nbytes = COUNT_BYTES * layout.segments_count(read.chunk)
@@ -133,10 +132,8 @@ class PinnedVersions:
         try:
             if is_cast:
                 self._cast(weights, read.dtype, memory)
-            elif read.field == UPDATES:
-                read_counts(partial(stored, UPDATES), kind, memory)
             else:
-                read_values(stored, dtype, read.field, memory)
+                read_content(stored, kind, read.field, memory)
         except BaseException:
             payload.drop()
             raise

@@ -25,9 +25,8 @@ manifests and pins are not slowed down.
 
 from __future__ import annotations
 
-import enum
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 
@@ -66,23 +65,6 @@ class DiskPace:
             sleep(missing_ns / 1e9)
 
 
-class _Copy(enum.Enum):
-    EMPTY = enum.auto()
-    DECIDED = enum.auto()
-    TENTATIVE = enum.auto()
-
-
-class _Resident:
-    """One page in RAM. Memory is allocated when first filled."""
-
-    __slots__ = ("attempt", "record", "state")
-
-    def __init__(self, record: memoryview) -> None:
-        self.state = _Copy.EMPTY
-        self.attempt = 0
-        self.record = record
-
-
 def pages_that_fit(config: StoreConfig, resident_bytes: int) -> dict[int, int]:
     """Resident pages, by index up to the budget, and the bytes of each."""
     fitting: dict[int, int] = {}
@@ -107,9 +89,12 @@ class TieredPageStore(PageStore):
         self._store, self._steps = store, store._steps
         self.config, self.generation, self.notes = store.config, store.generation, store.notes
         self._pace = None if disk_bytes_per_s is None else DiskPace(disk_bytes_per_s)
-        fitting = pages_that_fit(store.config, resident_bytes)
-        self._memory = RecordMemory(fitting)
-        self._resident = {page: _Resident(self._memory.record(page)) for page in fitting}
+        self._resident = pages_that_fit(store.config, resident_bytes)
+        self._memory = RecordMemory(self._resident)
+        self._decided: set[int] = set()
+        """Pages whose copy is of the decided version."""
+        self._tentative: dict[int, int] = {}
+        """Pages whose copy is of the version being made -> the attempt that wrote it."""
 
     @property
     def stats(self) -> StoreStats:
@@ -125,60 +110,57 @@ class TieredPageStore(PageStore):
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
         """Read from RAM what is there in this version, the rest from the inner store."""
         check_rows(self.config, first, into, to_fill=True)
-        copies = self._copies(first, into.count, version)
-        start = 0
-        for is_missing, run in groupby(copy is None for copy in copies):
+        copies, start = self._copies(version), 0
+        for is_copied, run in groupby(page in copies for page in range(first, first + into.count)):
             stop = start + sum(1 for _ in run)
             part = into.part(start, stop)
-            if is_missing:
+            if is_copied:
+                for page, record in enumerate(part.records(), first + start):
+                    record[:] = self._memory.record(page)
+            else:
                 with self._transfer(part.count * part.record_bytes):
                     self._store.read_rows(first + start, version, part)
                 decided = self.decided
                 if decided is not None and version == decided.version:  # not one that has gone
-                    self._copy(first + start, part, _Copy.DECIDED)
-            else:
-                for record, copy in zip(part.records(), copies[start:stop], strict=True):
-                    assert copy is not None
-                    record[:] = copy.record
+                    self._fill_copies(first + start, part)
             start = stop
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Read from RAM if the copy is of this version, else from the inner store."""
-        (copy,) = self._copies(page, 1, version)
-        if copy is None:
+        if page not in self._copies(version):
             with self._transfer(into.nbytes):
                 self._store.read_field(page, version, field_name, into)
             return
         start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
-        view[:] = copy.record[start:stop]
+        view[:] = self._memory.record(page)[start:stop]
 
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The copies, if all are of this version; the inner store's, if there is none."""
-        copies = self._copies(first, count, version)
-        if not any(copies):
+        copies = self._copies(version)
+        are_copied = [page in copies for page in range(first, first + count)]
+        if not any(are_copied):
             return self._store.rows_in_ram(first, count, version)
-        found = self._memory.rows(first, count) if all(copies) else None
+        found = self._memory.rows(first, count) if all(are_copied) else None
         return None if found is None else found.readonly()
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write to the inner store, then to the copies."""
         with self._transfer(rows.count * rows.record_bytes):
             self._store.write_rows(first, version, attempt, rows)
-        if first in self._resident:  # of pages of one size the first ones are
-            self._copy(first, rows, _Copy.TENTATIVE, attempt)
-
-    def rows_to_fill(
-        self, first: int, count: int, version: int, attempt: int
-    ) -> RecordRows | None:  # fmt: skip
-        """None: records must be passed to `write_rows`, which copies them."""
-        return None
+        if first not in self._resident:  # of pages of one size the first ones are
+            return
+        for page, record in enumerate(rows.records(), first):
+            if page in self._resident:
+                self._decided.discard(page)
+                self._memory.record(page)[:] = record
+                self._tentative[page] = attempt
 
     def begin_filling(self, version: int) -> None:
         """Drop all copies, and begin to fill the inner store."""
         self._store.begin_filling(version)
-        for resident in self._resident.values():
-            resident.state = _Copy.EMPTY
+        self._decided.clear()
+        self._tentative.clear()
 
     def fill(self, page: int, record: Buffer) -> None:
         with self._transfer(memoryview(record).nbytes):
@@ -199,9 +181,8 @@ class TieredPageStore(PageStore):
     def decide(self, version: int, attempt: int) -> None:
         """Decide on the inner store; tentative copies become decided."""
         self._store.decide(version, attempt)
-        for resident in self._resident.values():
-            if resident.state is _Copy.TENTATIVE:
-                resident.state = _Copy.DECIDED
+        self._decided.update(self._tentative)
+        self._tentative.clear()
 
     def abort(self, attempt: int) -> None:
         """Abort on the inner store and drop the stale copies."""
@@ -210,38 +191,30 @@ class TieredPageStore(PageStore):
 
     def close(self) -> None:
         """Drop all copies and close the inner store."""
-        self._resident.clear()
+        self._decided.clear()
+        self._tentative.clear()
         self._store.close()
 
     def _transfer(self, nbytes: int) -> AbstractContextManager[None]:
         """A transfer of the inner store takes its time on an emulated disk."""
         return nullcontext() if self._pace is None else self._pace.transfer(nbytes)
 
-    def _copy(self, first: int, rows: RecordRows, state: _Copy, attempt: int = 0) -> None:
-        """Copy records of resident pages; those that are decided only where there is none yet."""
+    def _fill_copies(self, first: int, rows: RecordRows) -> None:
+        """Copy decided records, from page `first` on, of resident pages that have no copy yet."""
         for page, record in enumerate(rows.records(), first):
-            resident = self._resident.get(page)
-            if resident is None or (state is _Copy.DECIDED and resident.state is not _Copy.EMPTY):
-                continue
-            resident.record[:] = record
-            resident.state, resident.attempt = state, attempt
+            is_empty = page not in self._decided and page not in self._tentative
+            if is_empty and page in self._resident:
+                self._memory.record(page)[:] = record
+                self._decided.add(page)
 
-    def _copies(self, first: int, count: int, version: int) -> list[_Resident | None]:
-        """The copies of this version, from page `first` on; None where there is none."""
+    def _copies(self, version: int) -> Container[int]:
+        """The pages whose copy is of this version."""
         decided = self.decided
-        usable = None
         if decided is not None and version == decided.version:
-            usable = _Copy.DECIDED
-        elif version == (0 if decided is None else decided.version + 1):
-            usable = _Copy.TENTATIVE
-        found: list[_Resident | None] = []
-        for page in range(first, first + count):
-            resident = self._resident.get(page)
-            is_usable = resident is not None and resident.state is usable
-            found.append(resident if is_usable else None)
-        return found
+            return self._decided
+        return self._tentative if version == self._steps.next_version else ()
 
     def _drop_tentative(self, attempt: int) -> None:
-        for resident in self._resident.values():
-            if resident.state is _Copy.TENTATIVE and resident.attempt <= attempt:
-                resident.state = _Copy.EMPTY
+        for page, written in list(self._tentative.items()):
+            if written <= attempt:
+                del self._tentative[page]

@@ -47,7 +47,13 @@ from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal,
 from luwu.base.failpoints import failpoint
 from luwu.base.foreign import taking
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.direct_io import BUFFERED_BY_CHOICE, BlockFile, IoCounter, probe_direct_io
+from switch_emu.store.direct_io import (
+    BUFFERED_BY_CHOICE,
+    BlockFile,
+    DirectIo,
+    IoCounter,
+    probe_direct_io,
+)
 from switch_emu.store.directory import (
     LOCK_NAME,
     META_NAME,
@@ -83,11 +89,8 @@ _STOPPED = (
 class FilePageStore(PageStore):
     """A page store on disk. Make one with `create`, then `open` it as often as you like."""
 
-    direct_io: bool
-    """True if the page cache is bypassed."""
-
-    direct_io_reason: str
-    """The reason for `direct_io`."""
+    direct: DirectIo
+    """How files are read and written: past the page cache, or why not."""
 
     last_durability: Durability | None
     """Durability at the last opening; None: never opened, or by an early version."""
@@ -151,12 +154,13 @@ class FilePageStore(PageStore):
     def _open_files(self, *, synced: bool, direct_io: bool) -> None:
         self._geometry = Geometry(self.config)
         check_sizes(self.path, self._geometry)
-        direct = probe_direct_io(self.path / SIDE_NAMES[0]) if direct_io else BUFFERED_BY_CHOICE
-        self.direct_io, self.direct_io_reason = direct.enabled, direct.reason
+        self.direct = BUFFERED_BY_CHOICE
+        if direct_io:
+            self.direct = probe_direct_io(self.path / SIDE_NAMES[0])
         for name in (*SIDE_NAMES, META_NAME, LOCK_NAME):
             counter = self._data_io if name in SIDE_NAMES else self._meta_io
             file = BlockFile(
-                self.path / name, direct, counter, synced=synced, read_only=self._read_only
+                self.path / name, self.direct, counter, synced=synced, read_only=self._read_only
             )
             self._files.append(file)
         self._sides = self._files[:2]

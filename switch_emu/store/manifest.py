@@ -85,7 +85,12 @@ def encode_manifest(
 
     Raises: StateError if the step's own record is too large.
     """
-    record = encode_step(step)
+    record = json.dumps(step_values(step), separators=(",", ":")).encode()
+    if len(record) > STEP_RECORD_BYTES_MAX:
+        raise StateError(
+            f"the record of version {step.version} has {len(record)} bytes, at most "
+            f"{STEP_RECORD_BYTES_MAX} fit in a manifest; put less into hyper and extra"
+        )
     pages = table.encode()
     head = _HEAD.pack(_MAGIC, bytes.fromhex(store_uuid), step.version, len(record), len(pages))
     size = len(head) + len(record) + len(pages)
@@ -140,25 +145,17 @@ def repair_manifest(
         file.write(copy_offset(shape, ref.place, copy), buffer)
 
 
-def encode_step(step: DecidedStep) -> bytes:
-    """A step's record as JSON. Raises StateError if it does not fit in a manifest."""
-    values = {each.name: getattr(step, each.name) for each in fields(step)}
-    values |= {
+def step_values(step: DecidedStep) -> dict[str, Any]:
+    """A step's record as values of JSON."""
+    return {each.name: getattr(step, each.name) for each in fields(step)} | {
         "hyper": step.hyper.hex(),
         "norms": [float(norm).hex() for norm in step.norms],
         "extra": dict(step.extra),
     }
-    record = json.dumps(values, separators=(",", ":")).encode()
-    if len(record) > STEP_RECORD_BYTES_MAX:
-        raise StateError(
-            f"the record of version {step.version} has {len(record)} bytes, at most "
-            f"{STEP_RECORD_BYTES_MAX} fit in a manifest; put less into hyper and extra"
-        )
-    return record
 
 
 def step_of(values: Mapping[str, Any]) -> DecidedStep:
-    """The step in the document that `encode_step` makes. Raises errors of MALFORMED."""
+    """The step of what `step_values` makes. Raises errors of MALFORMED."""
     contributors, before = typed(values["contributors"], list), values.get("grad_norm")
     # Older records have one norm, of the mean gradient.
     norms = typed(values.get("norms", [] if before is None else [before]), list)

@@ -15,7 +15,7 @@ from luwu.base.address import address_of
 from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, read_view, write_view
 
@@ -32,14 +32,6 @@ class MemoryPageStore(PageStore):
         first = RecordMemory(sizes)
         self._sides: Sequence[RecordMemory] = (first, first if in_place else RecordMemory(sizes))
         self._closed = False
-
-    @property
-    def stats(self) -> StoreStats:
-        return StoreStats()
-
-    @property
-    def disk_bytes(self) -> int:
-        return 0
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         self._check_open()

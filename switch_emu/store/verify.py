@@ -18,7 +18,6 @@ the version to go back to, is changed last: a command that was killed can be rep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,10 +119,8 @@ def _verify_node(directory: Path, full: bool, should_stop: Callable[[], bool]) -
             damages += damaged_pieces(store)
     is_older_whole = None
     if full and store.older_version is not None:
-        with at_older(directory, store.older_version) as older:
-            is_older_whole = older is not None and not next(
-                damaged_pages(older, store.older_version, should_stop), None
-            )
+        version = store.older_version
+        is_older_whole = not _damages(directory, version, should_stop, back_to=version)
     left = len(damages) - DAMAGES_MAX
     return NodeFound(
         directory=directory,
@@ -166,16 +163,16 @@ def damaged_pieces(store: FilePageStore) -> Iterator[str]:
         yield str(exc)
 
 
-@contextmanager
-def at_older(directory: Path, version: int) -> Iterator[FilePageStore | None]:
-    """The store read at the version before the decided one; None if its record is damaged."""
+def _damages(
+    directory: Path, version: int, should_stop: Callable[[], bool], *, back_to: int | None
+) -> list[str]:
+    """Damages of the decided version; with `back_to`, of the one before it."""
     try:
-        store = FilePageStore.open(directory, read_only=True, back_to=version)
-    except StateError:
-        yield None
-        return
+        store = FilePageStore.open(directory, read_only=True, back_to=back_to)
+    except StateError as exc:
+        return [str(exc)]
     with store:
-        yield store
+        return [*damaged_pages(store, version, should_stop), *damaged_pieces(store)]
 
 
 def roll_back(
@@ -218,17 +215,11 @@ def _superblock(directory: Path) -> tuple[int | None, int | None]:
 def _check(directory: Path, target: int, should_stop: Callable[[], bool]) -> list[str]:
     """Damages of a node's pages of a version."""
     decided, older = _superblock(directory)
-    if decided == target:  # it had not received the last decision, or was changed before
-        store = FilePageStore.open(directory, read_only=True)
-    elif older != target:
+    if target not in (decided, older):
         return [f"{directory} has version {decided}, and {older or 'none'} before it"]
-    else:
-        with at_older(directory, target) as found:
-            if found is None:
-                return [f"{directory}: the record of version {target} is damaged"]
-            return [*damaged_pages(found, target, should_stop), *damaged_pieces(found)]
-    with store:
-        return [*damaged_pages(store, target, should_stop), *damaged_pieces(store)]
+    # It may be the decided one: of a node that had not received the last decision, or was changed
+    # before.
+    return _damages(directory, target, should_stop, back_to=None if decided == target else target)
 
 
 def _change(directory: Path, target: int) -> None:

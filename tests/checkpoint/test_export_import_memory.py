@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from luwu.checkpoint.read_ahead import ReadAhead, Want, pieces_of
+from luwu.checkpoint.read_ahead import ReadAhead, Want
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.store import DecidedStep
@@ -50,14 +50,12 @@ def test_export_import_reads_ahead_in_order_and_in_bounds(buffers_count: int) ->
         chunk_bytes=16 * KIB,
     )  # fmt: skip
     source = CountedSource(layout)
-    wants = [
-        Want(index, "weight", piece) for index in range(40) for piece in pieces_of(layout, index)
-    ]
+    wants = [Want(index, "weight", *piece) for index in range(40) for piece in layout.pieces(index)]
     ahead = ReadAhead(source, wants, buffers_count)
     served = []
     for want, values in ahead:
-        assert values.size == want.piece.elems
-        assert values.tobytes()[:1] == bytes([want.piece.chunk % 251])
+        assert values.size == want.part.elems
+        assert values.tobytes()[:1] == bytes([want.chunk % 251])
         served.append(want)
     assert served == wants
     assert ahead.taken_bytes <= buffers_count * 16 * KIB

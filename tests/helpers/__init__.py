@@ -24,7 +24,6 @@ Parts, each alone:
 
     node_parts.py        parts of the node's core, and their actions as short lines
     switch_parts.py      what parts of the switch's core are handed, and their answers as lines
-    kernel_calls.py      calls of an update kernel in place, on arrays
     kernel_jobs.py       updates drawn at random, what torch makes of them, and kernels
 
 Texts:

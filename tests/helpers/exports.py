@@ -19,7 +19,7 @@ from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.pages import weights_digest
-from switch_emu.store import DecidedStep, FilePageStore
+from switch_emu.store import FilePageStore
 from tests.helpers.local_job import GROUPS, KIB, MIB, Job, Worker, cluster_for
 
 BUDGET = 8 * MIB
@@ -137,13 +137,8 @@ def values_of(state: Path) -> Values:
 
 def write_document(directory: Path, description: Description) -> Path:
     """luwu.json of an export that has never been: it tells a layout."""
-    document = ExportDocument(
-        description=description, record=DecidedStep(version=0, attempt=0), attempt=0,
-        updates=tuple(0 if p.trainable else None for p in description.layout.parameters),
-        weights_digest="", dtype="float32", has_optimizer=True, digests={}, attached={},
-    )  # fmt: skip
     directory.mkdir()
-    (directory / FILE).write_text(document.to_json())
+    (directory / FILE).write_text(ExportDocument.of_fresh(description).to_json())
     return directory
 
 

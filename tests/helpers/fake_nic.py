@@ -11,6 +11,7 @@ may. `fail_at` loses the attempt at a chosen call.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import Counter
@@ -31,11 +32,22 @@ from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.norms import Squares, clip_factor, norms_of
 from switch_emu.node.extent_pages import update_runs
-from switch_emu.node.kernels import Arrays, UpdateCall
+from switch_emu.node.kernels import Arrays, UpdateCall, UpdateKernel
+from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.statistics import block_norms
-from tests.helpers.kernel_calls import block_squares, kernel_for, to_wire
 
 WAIT_S_MAX = 60.0
+
+
+@functools.cache
+def _kernel(optimizer: str, state_fields: tuple[str, ...]) -> UpdateKernel:
+    """The node's kernel, as it is chosen on this machine."""
+    return make_kernel(optimizer, state_fields, cache=None).kernel
+
+
+def _block_squares(mean: F32Array) -> tuple[float, ...]:
+    octets = mean.view(np.uint8).data
+    return _kernel("none", ()).fold([(octets, "float32")], None, np.empty_like(mean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +247,7 @@ class FakeNetwork:
         if not all(np.isfinite(mean).all() for mean in means):
             return None
         return {
-            (2.0, 1.0): [square for mean in means for square in block_squares(mean)],
+            (2.0, 1.0): [square for mean in means for square in _block_squares(mean)],
             **{
                 (norm_type, 1.0): [n for mean in means for n in block_norms(mean, norm_type)]
                 for norm_type in (1.0, math.inf)
@@ -283,7 +295,7 @@ class FakeNetwork:
             begun = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
             hyper = decode_hyper(begun)
             grad = total[chunk.start : chunk.start + chunk.elems].copy()
-            kernel_for(self.description.optimizer, self.description.state_fields).update(
+            _kernel(self.description.optimizer, self.description.state_fields).update(
                 UpdateCall(
                     contributions=[(grad.view(np.uint8).data, "float32")],
                     old=Arrays(page.weights, page.state),
@@ -544,9 +556,10 @@ class FakeNic:
         at = 0
         for index in chunks:
             chunk = layout.chunks[index]
-            wire = to_wire(network.pages[index].weights, chunk.wire_dtype)
-            into[at : at + chunk.wire_bytes] = wire
-            at += chunk.wire_bytes
+            end = at + chunk.wire_bytes
+            weights = network.pages[index].weights
+            _kernel("none", ()).cast(weights, chunk.wire_dtype, into[at:end])
+            at = end
         handle.into = None
         handle.done = True
         return True

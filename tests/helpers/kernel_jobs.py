@@ -23,7 +23,7 @@ from luwu.wire.hyper import Number
 from luwu.wire.stored import AVERAGE, average_rate, keeps_average, without_average
 from switch_emu.native import build as building
 from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, UpdateKernel
-from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.kernels.make import make_kernel, portable_kernel
 
 ADAM = ("adam", ("m", "v"))
 ADAMW = ("adamw", ("m", "v"))
@@ -123,9 +123,11 @@ def need_compiled(cache: Path) -> None:
 
 def kernel_of(version: str, optimizer: tuple[str, tuple[str, ...]], cache: Path) -> UpdateKernel:
     if (version, optimizer) not in MADE:
-        made = make_kernel(*optimizer, cache=cache, compiled=version == "compiled")
-        assert made.kernel.version == version
-        MADE[version, optimizer] = made.kernel
+        kernel: UpdateKernel = portable_kernel(*optimizer)
+        if version == "compiled":
+            kernel = make_kernel(*optimizer, cache=cache).kernel
+        assert kernel.version == version
+        MADE[version, optimizer] = kernel
     return MADE[version, optimizer]
 
 

@@ -12,7 +12,9 @@ import pytest
 from luwu.base.errors import RemoteProtocolError
 from luwu.layout import stripes_of
 from luwu.wire.norms import (
+    Clip,
     Squares,
+    clip_factor,
     condensed,
     encode_all,
     exact_sum,
@@ -119,6 +121,13 @@ def test_one_sum_that_is_not_finite_is_enough() -> None:
     """I2. Goal: a step is skipped on all nodes if it is on one."""
     assert norm_of([{(2.0, 1.0): [2.0]}, None]) == math.inf
     assert norm_of([]) == 0.0
+
+
+def test_without_clipping_nothing_is_scaled() -> None:
+    """Goal: no clip, no factor; the norm need not even be known."""
+    assert clip_factor((), ()) == clip_factor((), (1e9,)) == 1.0
+    assert clip_factor([Clip(2.0, 1.0)], (0.0, 0.0)) == 1.0
+    assert clip_factor([Clip(2.0, math.inf)], (1e9, 1e9)) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,10 @@ def test_more_budget_never_gives_less(has_switch: bool) -> None:
 
 def test_the_plan_is_told_in_one_line() -> None:
     """Goal: people see the budget and every use that is not nothing."""
-    (line,) = plan(GIB, MIB, 2, True).lines()
+    line = plan(GIB, MIB, 2, True).line
     assert line.startswith("memory budget 1.00 GiB: pipeline (6 updates, 2 reads) ")
     assert "slots" not in line
-    (line,) = plan(GIB, MIB, 2, False).lines()
+    line = plan(GIB, MIB, 2, False).line
     for use in ("pushes under way", "sums in RAM", "weights going out", "slots", "resident pages"):
         assert use in line
 
@@ -211,10 +211,10 @@ def test_a_budget_for_pages_has_room_for_them_with_the_extent_that_follows(
 def test_an_extent_is_told() -> None:
     """Goal: the line of a plan says how much travels together, where it is more than a chunk."""
     asked: dict[str, Any] = {"chunk_bytes": 64 * KIB, "world_size": 2, "has_switch": True}
-    (line,) = plan_node(budget_bytes=GIB, extent_chunks=16, **asked).lines()
+    line = plan_node(budget_bytes=GIB, extent_chunks=16, **asked).line
     assert line.endswith("; 16 chunks travel together")
     assert "16 pages at once" in line
-    (line,) = plan_node(budget_bytes=GIB, **asked).lines()
+    line = plan_node(budget_bytes=GIB, **asked).line
     assert "at once" not in line
     assert "travel" not in line
 

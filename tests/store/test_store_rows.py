@@ -135,8 +135,8 @@ def test_neighbours_on_one_side_are_one_request(
         return some
 
     with FilePageStore.create(tmp_path / "store", equal_config(), direct_io=direct_io) as store:
-        if store.direct_io != direct_io:
-            pytest.skip(store.direct_io_reason)
+        if store.direct.enabled != direct_io:
+            pytest.skip(store.direct.reason)
         take_step(store, 0)
         take_step(store, 1, pages=[2])
         monkeypatch.setattr(os, "preadv", limited(os.preadv))

@@ -21,8 +21,7 @@ from luwu.base.limits import (
     PAYLOAD_BYTES_MAX,
     SEGMENTS_MAX,
 )
-from luwu.layout import Layout, Parameter, Share, Unit, owners_of, padded
-from tests.helpers.kernel_calls import group_runs
+from luwu.layout import Layout, Parameter, Share, Unit, owners_of, padded, segment_runs
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -160,6 +159,13 @@ def test_segments_tile_each_parameter(layout: Layout) -> None:
             assert start == cursor
             cursor += elems
         assert cursor == layout.parameters[index].elems
+        assert [(p.parameter_start, p.elems) for _, p in layout.pieces(index)] == pieces
+
+
+def group_runs(layout: Layout, chunk: int) -> tuple[tuple[int, int, int], ...]:
+    """(start, stop, group) in elements of the chunk: what one kernel call may update."""
+    segments = tuple(layout.segments(chunk))
+    return segment_runs(segments, [layout.parameters[each.parameter].group for each in segments])
 
 
 @FIXED

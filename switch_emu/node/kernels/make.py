@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from luwu.base.errors import ConfigError
 from switch_emu.native.build import BuildError, build, check_once
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.compiled import CompiledKernel
@@ -29,25 +28,16 @@ _TORCH_CHOOSES_BY: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTR
 """Environment variables by which it takes other instructions."""
 
 
-def make_kernel(
-    optimizer: str, state_fields: tuple[str, ...], *, cache: Path | None,
-    compiled: bool | None = None,
-) -> Made:  # fmt: skip
-    """The kernel of an optimizer, and why it is the version it is.
+def make_kernel(optimizer: str, state_fields: tuple[str, ...], *, cache: Path | None) -> Made:
+    """The kernel of an optimizer, and why it is the version it is: the compiled one if it works.
 
-    `cache` keeps compiled libraries; None is the user's own, as for every job. `compiled` is True
-    or False to insist on a version, None for the compiled one if it works.
-    Raises: ConfigError if the node has no such optimizer, or `compiled` is True and it fails.
+    `cache` keeps compiled libraries; None is the user's own, as for every job.
+    Raises: ConfigError if the node has no such optimizer.
     """
     update = _found(optimizer, state_fields)
     name = kernel_name(update.optimizer, state_fields)
-    if compiled is False:
-        portable = _portable(update, state_fields)
-        return Made(portable, "the portable kernel was asked for")
     arithmetic = update.compiled
     if arithmetic is None:
-        if compiled:
-            raise ConfigError(f"there is no compiled version of {name}")
         return Made(_portable(update, state_fields), f"there is no compiled version of {name}")
 
     def compare() -> str | None:
@@ -59,8 +49,6 @@ def make_kernel(
         kernel = CompiledKernel(built.library, name, arithmetic, state_fields)
         check_once(built, f"{name} {_compared_with()}", compare)
     except BuildError as exc:
-        if compiled:
-            raise ConfigError(f"no compiled update kernel: {exc}") from exc
         return Made(_portable(update, state_fields), str(exc))
     return Made(kernel, built.origin)
 
