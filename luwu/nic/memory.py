@@ -29,6 +29,8 @@ from luwu.base.address import address_of
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.transport.interface import CreditExceeded, Delivery, SendHandle
 
+ExtentRuns = dict[int, tuple[tuple[int, int], ...]]
+"""Extent -> (start, length) of its runs, in bytes of the unit's flat vector."""
 WaitUntil = Callable[[Callable[[], bool], str, int | None], None]
 """`Mailbox.wait_until`: block until a condition holds; its name, for people; its era."""
 
@@ -61,7 +63,7 @@ class Cell:
     @property
     def is_free(self) -> bool:
         """True if it is not needed and all sends are done."""
-        return not self.is_needed and all(send.done for send in self.sends)
+        return not self.is_needed and all([send.done for send in self.sends])
 
     def use(self, nbytes: int) -> None:
         """Start a use of so many bytes."""
@@ -214,10 +216,8 @@ class IncomingWeights:
     """
 
     def __init__(
-        self, memory: Callable[[], memoryview], runs: dict[int, tuple[tuple[int, int], ...]], *,
-        in_place: bool,
-    ) -> None:  # fmt: skip
-        """`runs`: extent -> (start, length) of its runs, in bytes of the unit's flat vector."""
+        self, memory: Callable[[], memoryview], runs: ExtentRuns, *, in_place: bool
+    ) -> None:
         self._memory, self._runs, self._in_place = memory, runs, in_place
         self._into: memoryview | None = None
         self._shared: dict[int, Delivery] = {}

@@ -40,7 +40,7 @@ from luwu.layout import Layout
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
-from luwu.nic.memory import Cell, Cells, ExtentGradient, IncomingWeights, private_memory
+from luwu.nic.memory import Cell, Cells, ExtentGradient, ExtentRuns, IncomingWeights, private_memory
 from luwu.nic.reader import StateReader
 from luwu.nic.threads import Copies, Handle, Mailbox, NicCounters, Ready, StepHandle
 from luwu.protocol.actions import PARENT, Drop, Note, Send
@@ -61,8 +61,8 @@ class _Command:
     do: Callable[[int], list[nic.Action]]
     era: int
     done: threading.Event | None = None
-    cells: Sequence[Cell] = ()
-    """Cells to push; given back if the command is void."""
+    gradients: Sequence[ExtentGradient] = ()
+    """Gradients to push, whose cells are given back if the command is void."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,9 @@ class Nic(Closing):
             rank=rank, grace_s=grace_s, recorder=self.recorder, waits_for=self._core.waits_for,
         )  # fmt: skip
         self._altered = AlteredWeights(f"worker {rank}")
-        self._layout: Layout | None = None
+        self._layout: Layout
+        self._runs: list[ExtentRuns] = []
+        """Of each unit."""
         self._encoder = Encoder(
             settings.aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
             recorder=self.recorder,
@@ -181,11 +183,12 @@ class Nic(Closing):
         """
         description = self._encoder.described(description)
         encoded = description.to_bytes()
-        self._layout = description.layout
+        layout = self._layout = description.layout
+        self._runs = [_runs(layout, extents) for extents in layout.unit_extents]
         aggregator = self._encoder.aggregator
         self._command(
             lambda now: self._core.join(
-                now, encoded, description.hash, aggregator, description.layout.extent_chunks
+                now, encoded, description.hash, aggregator, layout.extent_chunks
             )
         )
         self._mailbox.wait_until(
@@ -214,13 +217,14 @@ class Nic(Closing):
         """Send initial float32 weights, chunk by chunk; blocks until all are received."""
         under_way: deque[Handle] = deque()
         for chunk, data in chunks:
-            handle = self._new("load", 0, self._units.chunks[chunk].unit)
+            handle = self._new("load", 0, self._layout.chunks[chunk].unit)
             handle.about = {"chunk": chunk, "bytes": data.nbytes}
             entry = nic.Gradient(
                 index=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
             )
-            number = self._register(handle)
-            self._command(lambda now, n=number, e=entry: self._core.load(now, n, [e]))  # type: ignore[misc]
+            self._command(
+                lambda now, h=handle, e=entry: self._core.load(now, self._register(h), [e])  # type: ignore[misc]
+            )
             under_way.append(handle)
             while len(under_way) > 8:  # the caller may make the chunks as they are sent
                 self.wait(under_way.popleft())
@@ -238,25 +242,21 @@ class Nic(Closing):
         in the sender's memory: the handle's `shared` refers to them and belongs to the caller.
         """
         handle = self._new("pull", step, unit)
-        layout = self._units
-        extents = layout.unit_extents[unit]
-        runs, nbytes = {}, 0
-        for index in extents:
-            extent = layout.extents[index]
-            scale = DTYPES[extent.wire_dtype].nbytes
-            runs[index] = tuple((start * scale, elems * scale) for start, elems in extent.runs)
-            nbytes += extent.wire_bytes
-        handle.about = {"bytes": nbytes}
-        handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
-        number = self._register(handle)
-        self._command(lambda now: self._core.pull(now, number, step, part, extents))
+
+        def pull(now: int) -> list[nic.Action]:
+            runs, extents = self._runs[unit], self._layout.extents
+            handle.about = {"bytes": sum([extents[index].wire_bytes for index in runs])}
+            handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
+            return self._core.pull(now, self._register(handle), step, part, tuple(runs))
+
+        self._give(_Command(pull, handle.era))
         return handle
 
     def forget(self, handle: Handle) -> None:
         """Cancel a pull: after the return its memory is no longer written."""
         try:
             if not handle.done:
-                self._command(lambda now: self._forget(handle.number), wait=True)
+                self._command(lambda now: self._forget(handle), wait=True)
         finally:
             if handle.shared is not None:
                 handle.shared.release()
@@ -273,32 +273,30 @@ class Nic(Closing):
         """
         failpoint("worker.before_push")
         if gradients is None:
-            extents = self._units.trainable_extents(unit)
+            extents = self._layout.trainable_extents(unit)
             gradients = [ExtentGradient(index, None) for index in extents]
-        entries = [
-            nic.Gradient(
-                index=index, payload=cell, payload_bytes=0 if cell is None else cell.data.nbytes,
-                dtype=dtype, absent=absent,
-            )
-            for index, cell, absent in gradients
-        ]  # fmt: skip
-        cells = [entry.cell for entry in gradients if entry.cell is not None]
         try:
             handle = self._new("push", step, unit)
+        except BaseException:
+            self._copies.add(ready, lambda: _give_back(gradients))
+            raise
+
+        def push(now: int) -> list[nic.Action]:
+            entries = [
+                nic.Gradient(
+                    index=index, payload=cell, dtype=dtype, absent=absent,
+                    payload_bytes=0 if cell is None else cell.data.nbytes,
+                )
+                for index, cell, absent in gradients
+            ]  # fmt: skip
             handle.about = {
                 "extents": ranges_text([entry.index for entry in entries]),
                 "bytes": sum([entry.payload_bytes for entry in entries]),
             }
             number = self._register(handle)
+            return self._core.push(now, number, step, part, entries, weight=weight, last=last)
 
-            def push(now: int) -> list[nic.Action]:
-                return self._core.push(now, number, step, part, entries, weight=weight, last=last)
-
-            command = _Command(push, self._mailbox.known_era, cells=cells)
-            self._mailbox.raise_if_aborted()
-        except BaseException:
-            self._copies.add(ready, lambda: _give_back(cells))
-            raise
+        command = _Command(push, handle.era, gradients=gradients)
         self._copies.add(ready, lambda: self._hand_over(handle, command))
         return handle
 
@@ -343,8 +341,12 @@ class Nic(Closing):
                 + ("" if part else "; attach less, or use larger chunks (--chunk)")
             )
         handle = self._new("attach", step, 0)
-        number = self._register(handle) if part else 0
-        self._command(lambda now: self._core.attach(now, step, pieces, part, number))
+
+        def attach(now: int) -> list[nic.Action]:
+            number = self._register(handle) if part else 0
+            return self._core.attach(now, step, pieces, part, number)
+
+        self._command(attach)
         if part:
             self.wait(handle)
 
@@ -398,21 +400,9 @@ class Nic(Closing):
             self._transport.wake()
             self._thread.join()
 
-    @property
-    def _units(self) -> Layout:
-        if self._layout is None:
-            raise ConfigError("no optimizer was made yet: make one before the first step")
-        return self._layout
-
     def _new(self, name: str, step: int, unit: int) -> Handle:
         self._mailbox.raise_if_aborted()
         return Handle(name, step, unit, self._mailbox.known_era)
-
-    def _register(self, handle: Handle) -> int:
-        self._handles_count += 1
-        handle.number = self._handles_count
-        self._handles[handle.number] = handle
-        return handle.number
 
     def _command(self, do: Callable[[int], list[nic.Action]], *, wait: bool = False) -> None:
         self._mailbox.raise_if_aborted()
@@ -485,9 +475,15 @@ class Nic(Closing):
             if command.era == self._mailbox.era:
                 self._do(command.do(SYSTEM_CLOCK.now_ns()))
             else:
-                _give_back(command.cells)
+                _give_back(command.gradients)
             if command.done is not None:
                 command.done.set()
+
+    def _register(self, handle: Handle) -> int:
+        self._handles_count += 1
+        handle.number = self._handles_count
+        self._handles[handle.number] = handle
+        return handle.number
 
     def _handle(self, item: Any) -> None:
         match item:
@@ -597,7 +593,7 @@ class Nic(Closing):
         handle = self._handles[fill.handle]
         assert isinstance(fill.payload, Delivery)
         assert handle.incoming is not None
-        extent = self._units.extents[fill.extent]
+        extent = self._layout.extents[fill.extent]
         nbytes = fill.payload.buffers[0].nbytes
         if nbytes != extent.wire_bytes:
             raise RemoteProtocolError(
@@ -606,17 +602,17 @@ class Nic(Closing):
             )
         handle.incoming.add(fill.extent, fill.payload, in_place=fill.in_place)
 
-    def _forget(self, number: int) -> list[nic.Action]:
-        handle = self._handles.pop(number, None)
-        if handle is not None and handle.incoming is not None:
+    def _forget(self, handle: Handle) -> list[nic.Action]:
+        self._handles.pop(handle.number, None)
+        if handle.incoming is not None:
             handle.incoming.release()
-        return self._core.forget(number)
+        return self._core.forget(handle.number)
 
     def _finish(self, number: int) -> None:
         handle = self._handles.pop(number)
         self.recorder.span(
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
-            unit=self._units.units[handle.unit].name, rank=self.rank, **handle.about,
+            unit=self._layout.units[handle.unit].name, rank=self.rank, **handle.about,
         )  # fmt: skip
         if handle.incoming is not None:
             handle.shared = handle.incoming.finish()
@@ -625,6 +621,16 @@ class Nic(Closing):
         self._mailbox.notify()
 
 
-def _give_back(cells: Iterable[Cell]) -> None:
-    for cell in cells:
-        cell.is_needed = False
+def _runs(layout: Layout, extents: Iterable[int]) -> ExtentRuns:
+    found = {}
+    for index in extents:
+        extent = layout.extents[index]
+        scale = DTYPES[extent.wire_dtype].nbytes
+        found[index] = tuple((start * scale, elems * scale) for start, elems in extent.runs)
+    return found
+
+
+def _give_back(gradients: Iterable[ExtentGradient]) -> None:
+    for gradient in gradients:
+        if gradient.cell is not None:
+            gradient.cell.is_needed = False

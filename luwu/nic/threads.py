@@ -163,13 +163,13 @@ class Mailbox:
 
     def raise_if_aborted(self) -> None:
         """Raise StepAborted, once for each abort, or what the NIC failed with."""
+        if self._error is None and self._abort is None:
+            return
         with self._changed:
             if self._error is not None:
                 raise self._error
-            abort = self._abort
-            if abort is None:
-                return
-            self._abort = None
+            assert self._abort is not None, "this thread alone takes it"
+            abort, self._abort = self._abort, None
             self.known_era = self.era
         raise (StepsLost if abort.is_older else StepAborted)(abort.step, abort.text)
 

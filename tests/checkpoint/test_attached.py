@@ -86,7 +86,7 @@ def script(
                 model(x, noise).square().mean().backward()
                 if step == lose and not lost:
                     lost = True
-                    with luwu.session().attempt():
+                    with luwu.session().attempt:
                         luwu.session().nic.cancel("the test loses this step")
                 optimizer.step()
                 scheduler.step()

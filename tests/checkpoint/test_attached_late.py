@@ -210,7 +210,7 @@ def test_what_was_waited_for_is_lost_with_its_replacement(tmp_path: Path) -> Non
             meet.wait(60)
             if luwu.rank() == 0:
                 luwu.session().nic.cancel("the test loses this step")
-            with pytest.raises(luwu.StepAborted) as caught, luwu.session().attempt():
+            with pytest.raises(luwu.StepAborted) as caught, luwu.session().attempt:
                 never = luwu.session().nic.pull(9, 0, 0, lambda: memoryview(b""))
                 luwu.session().nic.wait(never)
             assert caught.value.step == 1

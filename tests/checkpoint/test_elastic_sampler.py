@@ -131,7 +131,7 @@ def script(epochs: int, *, cancel: int | None = None, attach: bool = True) -> An
                     model(x).square().mean().backward()
                     if step == cancel and rank == 0 and not is_cancelled:
                         is_cancelled = True
-                        with luwu.session().attempt():
+                        with luwu.session().attempt:
                             luwu.session().nic.cancel("the test loses this step")
                     optimizer.step()
             except luwu.StepAborted:

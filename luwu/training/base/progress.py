@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
+
+from luwu.base.errors import StepAborted
 
 KEPT_STEPS: Final = 4
 """Steps whose inputs are remembered: those an abort may go back to, and one."""
@@ -31,5 +32,19 @@ class Progress:
     """False if there is no optimizer: the model was used before one was made."""
 
 
-Attempt = Callable[[], AbstractContextManager[None]]
-"""`Session.attempt`: used around whatever may raise StepAborted."""
+class Attempt:
+    """Used around whatever may raise StepAborted: what the lost attempt left is dropped before the
+    error goes on to the script."""
+
+    def __init__(self, drop: Callable[[StepAborted], StepAborted]) -> None:
+        """`drop` returns the latest error, if another attempt was lost meanwhile."""
+        self._drop = drop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, StepAborted):
+            latest = self._drop(error)
+            if latest is not error:
+                raise latest from error

@@ -228,11 +228,7 @@ class CudaDevice(Device):
             staging = self._staging.wait()
             target = staging[:nbytes].view(dtype)
 
-        def copy() -> None:
-            with torch.no_grad():
-                target.copy_(source, non_blocking=True)
-
-        self.streams.push.run(copy)
+        self.streams.push.run(lambda: target.copy_(source, non_blocking=True))
         self._unsealed.append((cell, staging))
 
     def seal(self) -> Ready | None:
@@ -373,7 +369,6 @@ class Packing:
         start, stop = self._bounds[extent]
         return packed[start:stop]
 
-    @torch.no_grad()
     def pack(self, flat: Sequence[torch.Tensor | None], packed: torch.Tensor) -> None:
         """Fill the buffer: zeros where a parameter has no gradient, and in the padding."""
         targets, sources = [], []

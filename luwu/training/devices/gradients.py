@@ -27,15 +27,12 @@ class _Piece:
     """Index of the parameter in the unit."""
     source: int
     """First element of the parameter."""
+    elems: int
+    """Without the padding."""
     start: int
     """First element of the extent."""
     stop: int
     padded_stop: int
-
-    @property
-    def elems(self) -> int:
-        """Without the padding."""
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +46,16 @@ class ExtentPlan:
     pieces: tuple[_Piece, ...]
     """One a segment of the extent, in their order."""
 
-    @property
-    def all_segments(self) -> int:
-        """Bitmap of all segments."""
-        return (1 << len(self.pieces)) - 1
+    all_segments: int
+    """Bitmap of all segments."""
 
     def absent(self, gradients: Sequence[torch.Tensor | None]) -> int:
         """Bitmap of the segments whose parameter has no gradient."""
-        return sum(
-            1 << index
-            for index, piece in enumerate(self.pieces)
-            if gradients[piece.parameter] is None
-        )
+        found = 0
+        for index, piece in enumerate(self.pieces):
+            if gradients[piece.parameter] is None:
+                found |= 1 << index
+        return found
 
 
 def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[ExtentPlan, ...]:
@@ -73,45 +68,42 @@ def gradient_plan(layout: Layout, unit: int, dtype: torch.dtype) -> tuple[Extent
             _Piece(
                 order[part.parameter],
                 part.parameter_start,
+                part.elems,
                 part.chunk_start,
                 part.chunk_start + part.elems,
                 min(part.chunk_start + part.padded_elems, extent.elems),
             )
             for part in layout.extent_segments(index)
         )
-        plans.append(ExtentPlan(index, extent.elems, extent.elems * dtype.itemsize, pieces))
+        nbytes, all_segments = extent.elems * dtype.itemsize, (1 << len(pieces)) - 1
+        plans.append(ExtentPlan(index, extent.elems, nbytes, pieces, all_segments))
     return tuple(plans)
 
 
-@torch.no_grad()
 def flat_gradients(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-    """Each gradient as a vector; a view of it wherever its memory is in order."""
+    """Each gradient as a vector, outside of any graph; a view wherever its memory is in order."""
     return [
         None
-        if gradient is None
-        else (gradient.to_dense() if gradient.layout != torch.strided else gradient).reshape(-1)
-        for gradient in gradients
+        if each is None
+        else (each if each.layout == torch.strided else each.to_dense()).detach().reshape(-1)
+        for each in gradients
     ]
 
 
-@torch.no_grad()
 def write(plan: ExtentPlan, flat: Sequence[torch.Tensor | None], into: torch.Tensor) -> None:
-    """Write an extent to its place: zeros where a parameter has no gradient, and in the padding."""
+    """Write an extent to its place on the host: zeros where a parameter has no gradient, and in the
+    padding."""
     for piece in plan.pieces:
         gradient = flat[piece.parameter]
         if gradient is None:
             into[piece.start : piece.padded_stop].zero_()
             continue
-        part = gradient[piece.source : piece.source + piece.elems]
-        _copy(into[piece.start : piece.stop], part)
+        source = gradient[piece.source : piece.source + piece.elems]
+        target = into[piece.start : piece.stop]
+        is_plain = target.dtype == source.dtype and source.device.type == "cpu"
+        if is_plain and target.nbytes >= _MEMCPY_BYTES_MIN:  # it can go past the cache
+            np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+        else:
+            target.copy_(source)
         if piece.stop < piece.padded_stop:
             into[piece.stop : piece.padded_stop].zero_()
-
-
-def _copy(into: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy, and cast; bytes that stay as they are by way of memcpy, which can go past the cache."""
-    is_plain = into.dtype == source.dtype and into.device.type == source.device.type == "cpu"
-    if is_plain and into.nbytes >= _MEMCPY_BYTES_MIN:
-        np.copyto(into.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
-    else:
-        into.copy_(source)

@@ -92,17 +92,8 @@ class _View:
             nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
             for start, shape, requires_grad in places
         ]
-        self._version = 0
+        self.version = 0
         """The counter while the weights of this step are here."""
-
-    def was_written(self) -> bool:
-        """True if a parameter was changed in place since the last look."""
-        before, self._version = self._version, self.flat._version
-        return self._version != before
-
-    def come(self) -> None:
-        """The weights are those of this step: what a graph of the step saved may be read."""
-        self.count_as(self._version)
 
     def count_as(self, version: int) -> None:
         """Autograd finds this version from now on: that of weights that are away, which no graph
@@ -111,7 +102,7 @@ class _View:
 
     def end_step(self) -> None:
         """The next weights are others."""
-        self._version = (self._version + 1) % FIRST_AWAY
+        self.version = (self.version + 1) % FIRST_AWAY
 
 
 class UnitWeights:
@@ -132,26 +123,17 @@ class UnitWeights:
             self._own = _View(self._allocate(elems, dtype), places)
         self._away = version_of(self)
         self._own.count_as(self._away)
-        self._view = self._own
         self._mapped: dict[int, _View] = {}
         """Views of weights in shared memory, by address."""
-        self._shared: SharedWeights | None = None
+        self.shared: SharedWeights | None = None
+        """The weights of this step, held where their sender has them: need not be pulled again."""
         self._is_open = False
         self._was_copied = False
         """True if it was copied in this step."""
-        self.comes_shared = False
-        """The last pull needed no memory."""
-        self.nbytes = elems * dtype.itemsize
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters where the weights are now, or were last."""
-        return self._view.parameters
-
-    @property
-    def is_held(self) -> bool:
-        """The weights of this step are here, and need not be pulled again."""
-        return self._shared is not None
+        self.nbytes = self.memory_bytes = elems * dtype.itemsize
+        """`memory_bytes`: what they take while they are here or asked for; 0 if the last ones came
+        in shared memory."""
+        self._show(self._own)
 
     def may_be_shared(self, *, next_step: bool = False) -> bool:
         """True if the next pull may leave the weights where their sender has them; for the next
@@ -175,18 +157,19 @@ class UnitWeights:
 
     def publish(self, shared: SharedWeights | None = None) -> None:
         """The weights are there, in our memory or where `shared` says: they may be read."""
-        self.comes_shared = shared is not None
         if shared is not None:
-            self._shared = shared
-            self._view = self._mapped_view(shared)
+            self.shared, self.memory_bytes = shared, 0
+            self._show(self._mapped_view(shared))
             return
-        self._was_copied = True
-        self._own.come()
-        self._view = self._own
+        self._was_copied, self.memory_bytes = True, self.nbytes
+        self._own.count_as(self._own.version)
+        self._show(self._own)
 
     def was_written(self) -> bool:
         """True if a parameter was changed in place since the last look."""
-        return self._view.was_written()
+        view = self._view
+        before, view.version = view.version, view.flat._version
+        return view.version != before
 
     def free(self) -> None:
         """Let other units have the memory; the parameters must not be read until they are back."""
@@ -202,10 +185,15 @@ class UnitWeights:
         self._own.end_step()
         for view in self._mapped.values():
             view.end_step()
-            view.come()
-        if self._shared is not None:
-            self._shared.release()
-            self._shared = None
+            view.count_as(view.version)
+        if self.shared is not None:
+            self.shared.release()
+            self.shared = None
+
+    def _show(self, view: _View) -> None:
+        self._view = view
+        self.parameters = view.parameters
+        """The parameters where the weights are now, or were last."""
 
     def _allocate(self, elems: int, dtype: torch.dtype) -> torch.Tensor:
         self._range = AddressRange(elems * dtype.itemsize)
@@ -328,7 +316,7 @@ class DeviceWeights(UnitWeights):
         self.fetch(shared)
         assert self._event is not None
         self._device.streams.compute().wait(self._event)
-        self._own.come()
+        self._own.count_as(self._own.version)
 
     def free(self) -> None:
         if self._host is not None:  # nothing was copied from it

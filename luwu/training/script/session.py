@@ -28,7 +28,7 @@ from luwu.layout import Layout
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic
 from luwu.training.base.names import dtype_name
-from luwu.training.base.progress import Progress
+from luwu.training.base.progress import Attempt, Progress
 from luwu.training.devices.device import Device
 from luwu.training.script.optimizers import OptimizerPart, Optimizers
 from luwu.training.state.attached import Attachments
@@ -50,6 +50,7 @@ class Session:
     """See the module; made by `luwu.init`."""
 
     def __init__(self, nic: Nic, *, agree: Mapping[str, str], device: Device) -> None:
+        self.attempt = Attempt(self._drop_attempt)
         self.mover = device
         self.nic = nic
         device.connect(nic)
@@ -226,23 +227,25 @@ class Session:
         """Make sure that weights can be pulled. Raises LuwuError, ConfigError."""
         if self.is_finished:
             raise LuwuError("luwu.finish() was called; the weights cannot be pulled any more")
-        self.settle()
-        if not self.is_final:  # it is used before there is an optimizer
-            self.progress.is_trained = False
-            self._join()
+        if not self.pulls.is_started:
+            self.settle()
+            if not self.is_final:  # it is used before there is an optimizer
+                self.progress.is_trained = False
+                self._join()
         self.complete()
         self.progress.is_begun = True
         self.first_weights.load()
-        with self.attempt():
-            self.attachments.offer()
+        if self.attachments:
+            with self.attempt:
+                self.attachments.offer()
 
     def _begin_forward(self, unit: Unit, is_trained: bool) -> None:
         """A forward of this unit's module begins, outside of backward; with `is_trained` one that a
         backward may follow: then the training of the step begins."""
         self.check_running()
         self.backward.check_closed()
-        if is_trained:
-            with self.attempt():
+        if is_trained and self.attachments:
+            with self.attempt:
                 self.attachments.begin()
         if unit.is_root:
             self.pulls.prefetcher.begin_forward(unit.below)
@@ -294,7 +297,7 @@ class Session:
         hyper = self.backward.hyper_to_commit()
         self.pulls.let_go()  # before: the node may write over them once all have committed
         self.mover.let_go()
-        with self.attempt():
+        with self.attempt:
             result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
             self.results.last = result
             norms, pushes = self.clipping.resolve(result), self.backward.take_pushes()
@@ -303,7 +306,7 @@ class Session:
             self.optimizers.idle = idle
             self.attachments.take(number + 1)
         try:
-            with self.attempt():
+            with self.attempt:
                 self.pulls.prefetcher.next_step(number + 1)
                 for handle in pushes:
                     if not handle.done:
@@ -339,7 +342,7 @@ class Session:
                 f"backward over a forward of step {self.progress.step}, which an optimizer has "
                 "stepped since; run forward again"
             )
-        with self.attempt():
+        with self.attempt:
             self.attachments.begin()
 
     def _check_complete(self) -> None:
@@ -391,7 +394,7 @@ class Session:
             unit.drop_kept()
         if self.progress.parts == 0 and not self.backward.is_open:
             return
-        with self.attempt():
+        with self.attempt:
             self.nic.cancel(
                 f"rank {self.rank} called zero_grad() before step(); to leave a step out, call "
                 "skip_step() of the optimizer in place of step()"
@@ -415,7 +418,7 @@ class Session:
         if self.is_final:
             self.attend()
             self.first_weights.load()
-        with self.attempt():
+        with self.attempt:
             self.results.wait_for_last()
             self.pulls.end()
             if self.is_final:
@@ -428,29 +431,17 @@ class Session:
         """The last step is waited for, here or on another rank, with what is attached now."""
         if self.is_final:
             self.complete()
-            with self.attempt():
+            with self.attempt:
                 self.attachments.wait(self.progress.step - 1)
 
     def open_reader(self) -> StateReader:
         """Hold the newest decided step for reading: of the last `step()`, or the first weights."""
         self.check_running()
-        with self.attempt():
+        with self.attempt:
             self.results.wait_for_last()
         return self.nic.open_reader()
 
     # ---------------------------------------------------------------------- what is dropped
-
-    @contextmanager
-    def attempt(self) -> Iterator[None]:
-        """When the network gives the attempt up, drop what it left before StepAborted goes on to
-        the script; used around whatever may raise it."""
-        try:
-            yield
-        except StepAborted as error:
-            latest = self._drop_attempt(error)
-            if latest is not error:
-                raise latest from error
-            raise
 
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()

@@ -161,7 +161,7 @@ def empty_backward() -> None:
     """
     session = run.session()
     session.check_running()
-    with session.attempt():
+    with session.attempt:
         session.backward.empty()
 
 

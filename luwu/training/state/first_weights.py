@@ -154,7 +154,7 @@ class FirstWeights:
         """Initialisers by the module that each was given for; later by the root around that."""
         self.files: dict[nn.Module, Pretrained] = {}
         """Files by the module that each was given for; later by the root around that."""
-        self._are_to_be_sent = self._are_undecided = False
+        self._are_to_be_sent = self.are_undecided = False
         """Undecided: received by the node, which may yet be killed before they are decided."""
 
     def give_state(self, state: GivenState) -> None:
@@ -188,18 +188,18 @@ class FirstWeights:
                 self._nic.load(self._chunks())
             except StepAborted:
                 continue  # nothing was decided: at most the load is lost
-            self._are_to_be_sent, self._are_undecided = False, True
+            self._are_to_be_sent, self.are_undecided = False, True
 
     def arrived(self) -> None:
         """Weights were pulled, and only decided ones can be."""
-        if self._are_undecided:
-            self._are_undecided = False
+        if self.are_undecided:
+            self.are_undecided = False
             self._forget()
 
     def lost(self) -> None:
         """An attempt was aborted: if the network has no weights, they are needed again."""
-        if self._are_undecided and not self._nic.is_loaded:
-            self._are_to_be_sent, self._are_undecided = True, False
+        if self.are_undecided and not self._nic.is_loaded:
+            self._are_to_be_sent, self.are_undecided = True, False
 
     def _forget(self) -> None:
         """The weights are in the network: they need not be here."""

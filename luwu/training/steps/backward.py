@@ -63,6 +63,8 @@ class Backward:
         """Hyper-parameters of a streaming step, stated as its backward began."""
         self.is_last = True
         """False: another backward follows the coming ones before `step()`."""
+        self._scale = 1.0
+        """Loss scale of the step."""
         self._keeps_all = False
         """The backward that runs is not pushed."""
         self._retained = False
@@ -127,7 +129,7 @@ class Backward:
                 self._send(unit, self._take(unit))
         self._end_part()
 
-    def open(self, call: Call) -> None:
+    def open(self, call: Call, _: object = None) -> None:
         """The gradient of one of the outputs is known: the unit computes next."""
         progress, unit = self._progress, call.unit
         if call.aborts != progress.aborts_count or call.step != progress.step:
@@ -172,6 +174,7 @@ class Backward:
                 "trained; make luwu.optim.AdamW or SGD before the first forward"
             )
         self._begin_step()
+        self._scale = self._loss_scale.value
         units = self._model.units
         for unit in units:
             unit.begin_backward()
@@ -198,7 +201,7 @@ class Backward:
                 "accumulate several backwards"
             )
         self._stated_hyper = self._hyper()
-        with self._attempt():
+        with self._attempt:
             self._nic.begin(step, self._stated_hyper)
 
     def _end(self, call: Call) -> None:
@@ -266,14 +269,15 @@ class Backward:
         """Send a unit's gradients; False if it has none. None: they are kept, nothing is sent."""
         if gradients is None:
             return False
-        if all(gradient is None for gradient in gradients):
-            self._send_extents(unit, None)
-            return False
-        with self._attempt():
-            plans = self._plans[unit.index]
-            for group, ready in write_unit(self._device, plans, gradients, unit.push_dtype):
-                self._send_extents(unit, group, ready)
-        return True
+        has_gradient = any([gradient is not None for gradient in gradients])
+        with self._attempt:
+            if has_gradient:
+                plans = self._plans[unit.index]
+                for group, ready in write_unit(self._device, plans, gradients, unit.push_dtype):
+                    self._send_extents(unit, group, ready)
+            else:
+                self._send_extents(unit, None)
+        return has_gradient
 
     def _send_extents(
         self, unit: Unit, group: list[ExtentGradient] | None, ready: Ready | None = None
@@ -281,12 +285,10 @@ class Backward:
         progress, factor = self._progress, unit.divide_factor
         # Its share of what the node divides the sum of all ranks by.
         weight = self.gradient_weight if factor is None else factor / self._nic.world_size
-        weight *= self._loss_scale.value
-        with self._attempt():
-            handle = self._nic.push(
-                progress.step, progress.parts, unit.index, group, dtype_name(unit.push_dtype),
-                last=progress.is_streaming, weight=weight, ready=ready,
-            )  # fmt: skip
+        handle = self._nic.push(
+            progress.step, progress.parts, unit.index, group, dtype_name(unit.push_dtype),
+            last=progress.is_streaming, weight=weight * self._scale, ready=ready,
+        )  # fmt: skip
         self._pushes.append(handle)
 
     def _release(self, unit: Unit) -> None:

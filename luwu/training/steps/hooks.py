@@ -84,7 +84,7 @@ class Hooks:
         """Pull the unit; returns the inputs to use."""
         if unit.is_root and self._device.type != "cpu":
             args, kwargs = move_tensors((args, kwargs), self._device)
-        if self._has_no_parameters:
+        if not self._pulls.is_started and self._model.is_empty:  # there is no job to join
             return _cast_inputs(unit, args, kwargs)
         if is_transformed():
             with outside_transforms():
@@ -92,7 +92,8 @@ class Hooks:
                 self._pulls.acquire(unit)
             self._pulls.in_transforms.add(unit)
             return _cast_inputs(unit, args, kwargs)
-        self._pulls.leave_transforms()
+        if self._pulls.in_transforms:
+            self._pulls.leave_transforms()
         repeated = in_backward()
         if repeated:
             self._backward.enter()
@@ -117,25 +118,21 @@ class Hooks:
     @uncompiled
     def after_forward(self, unit: Unit, module: nn.Module, args: Any, output: Any) -> Any:
         """Free the unit; returns the output to use."""
-        if is_transformed() or self._has_no_parameters:
+        if not self._pulls.is_started or is_transformed():
             return _cast_output(unit, output)
         call, start_ns = unit.current.pop(module, (None, 0))
         end_ns = SYSTEM_CLOCK.now_ns()
         step = self._progress.step
         self._nic.recorder.span("forward", start_ns, end_ns, step=step, unit=unit.name)
-        output = _map(_own_memory, output)
-        if call is not None:
-            output = self._open_on_outputs(call, module, output)
+        if call is None:
+            output = _map(_own_memory, output)
+        else:
+            output = self._open_on_outputs(call, output)
         is_complete = unit.has_run(module)
         # What is repeated in backward is about to be used there.
         if unit.reshard_after_forward and is_complete and not (unit.is_kept or in_backward()):
             self._pulls.release(unit)
         return _cast_output(unit, output)
-
-    @property
-    def _has_no_parameters(self) -> bool:
-        """No unit has any, and so there is no job to join."""
-        return not self._pulls.is_started and self._model.is_empty
 
     def _close_on_inputs(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -155,11 +152,12 @@ class Hooks:
         # One for one: a module may ask whether two of its inputs are the same tensor.
         return _map(lambda tensor: marked.get(id(tensor), tensor), (args, kwargs))
 
-    def _open_on_outputs(self, call: Call, module: nn.Module, output: Any) -> Any:
+    def _open_on_outputs(self, call: Call, output: Any) -> Any:
         backward, seen = self._backward, 0
 
         def mark(tensor: Tensor) -> Tensor:
             nonlocal seen
+            tensor = _own_memory(tensor)
             if not tensor.requires_grad:
                 return tensor
             seen += 1
@@ -167,7 +165,7 @@ class Hooks:
                 # An operation in place on a view drops its hooks; on this it is refused by torch.
                 marked: Tensor = _Open.apply(backward, call, tensor)
                 return marked
-            tensor.register_hook(lambda _: backward.open(call))
+            tensor.register_hook(functools.partial(backward.open, call))
             return tensor
 
         opaque: list[Any] = []
@@ -250,6 +248,8 @@ def _map(fn: Callable[[Tensor], Any], tree: Any, opaque: list[Any] | None = None
 
     Other objects, which may hold tensors too, are added to `opaque`.
     """
+    if type(tree) is Tensor:
+        return fn(tree)
 
     def leaf(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -281,10 +281,8 @@ def map_leaves(
     kind = type(tree)
     if kind in _LEAVES:
         return fn(tree)
-    if kind is tuple:
-        return tuple([map_leaves(fn, each, is_leaf) for each in tree])
-    if kind is list:
-        return [map_leaves(fn, each, is_leaf) for each in tree]
+    if kind is tuple or kind is list:
+        return kind([map_leaves(fn, each, is_leaf) for each in tree])
     if kind is dict:
         return {key: map_leaves(fn, each, is_leaf) for key, each in tree.items()}
     return pytree.tree_map(fn, tree, is_leaf=is_leaf)

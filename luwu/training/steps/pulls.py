@@ -33,7 +33,10 @@ class Pulls:
         self.bytes_count = ByteCount()
         """Bytes of the weights that are here."""
         self._memory = Memory()
-        self._prefetcher: Prefetcher | None = None
+        self.is_started = False
+        """True if weights can be pulled."""
+        self.prefetcher: Prefetcher
+        """The pulls that are under way, once weights can be."""
         self.in_transforms: set[Unit] = set()
         """Units that ran in a transform of torch.func; they keep their weights."""
 
@@ -45,29 +48,18 @@ class Pulls:
             elems = model.layout.unit_elems[unit.index]
             unit.make_weights(device, self._memory, elems=elems, live_bytes=self.bytes_count)
         device.start(unit_bytes_max=model.unit_bytes_max, window=window)
-        self._prefetcher = Prefetcher(
+        self.prefetcher = Prefetcher(
             self._nic, model.units, window=window, streaming=self._progress.is_streaming,
             step=self._progress.step,
         )  # fmt: skip
-
-    @property
-    def is_started(self) -> bool:
-        """True if weights can be pulled."""
-        return self._prefetcher is not None
-
-    @property
-    def prefetcher(self) -> Prefetcher:
-        """The pulls that are under way."""
-        assert self._prefetcher is not None, "the optimizer is made before anything is pulled"
-        return self._prefetcher
+        self.is_started = True
 
     @property
     def early_ratio(self) -> float:
         """Share of pulls that had come before they were needed; NaN before the first."""
-        prefetcher = self._prefetcher
-        if prefetcher is None or prefetcher.use_count == 0:
+        if not self.is_started or self.prefetcher.use_count == 0:
             return float("nan")
-        return prefetcher.early_count / prefetcher.use_count
+        return self.prefetcher.early_count / self.prefetcher.use_count
 
     # ---------------------------------------------------------------------- one unit
 
@@ -76,7 +68,8 @@ class Pulls:
         if unit.index < 0:
             return
         unit.follow_requires_grad()
-        if (torch.is_grad_enabled() or in_backward()) and self._progress.is_trained:
+        is_backward = in_backward()
+        if (torch.is_grad_enabled() or is_backward) and self._progress.is_trained:
             unit.check_room()
         if unit.is_installed:
             return
@@ -87,22 +80,24 @@ class Pulls:
                 'next step. Evaluate after step(), or use update="at_step"'
             )
         unit.check_unchanged()
-        others = unit.backward_prefetch if in_backward() else unit.forward_prefetch
-        with self._attempt():
+        others = unit.backward_prefetch if is_backward else unit.forward_prefetch
+        with self._attempt:
             self.prefetcher.use(unit)
-            self.prefetcher.prefetch(others)
-        self._first_weights.arrived()
+            if others:
+                self.prefetcher.prefetch(others)
+        if self._first_weights.are_undecided:
+            self._first_weights.arrived()
         unit.install()
 
     def prefetch(self, unit: Unit) -> None:
         """Ask for the unit's weights, if they are not here and there is room for them."""
-        with self._attempt():
+        with self._attempt:
             self.prefetcher.prefetch([unit])
 
     def forget(self, unit: Unit) -> None:
         """The unit's weights are not needed after all, here or on their way."""
         self.release(unit)
-        with self._attempt():
+        with self._attempt:
             self.prefetcher.forget(unit)
 
     def release(self, unit: Unit) -> None:
@@ -110,8 +105,8 @@ class Pulls:
         if unit.is_installed:
             unit.check_unwritten()
             unit.remove()
-            with self._attempt():
-                self.prefetcher.top_up()
+            with self._attempt:
+                self.prefetcher.freed(unit)
 
     # ---------------------------------------------------------------------- transforms
 
@@ -133,14 +128,14 @@ class Pulls:
 
     def restart(self, step: int) -> None:
         """The step was dropped and is computed again."""
-        with self._attempt():
+        with self._attempt:
             self.prefetcher.restart(step)
 
     def end(self) -> None:
         """Nothing is pulled any more."""
-        if self._prefetcher is not None:
+        if self.is_started:
             self.let_go()
-            self._prefetcher.forget_all()
+            self.prefetcher.forget_all()
 
     def let_go(self) -> None:
         """Free the weights that are here: nothing reads them any more."""

@@ -57,15 +57,15 @@ class StepResult:
     def wait(self) -> None:
         """Return when the step is decided: from then on it cannot be lost."""
         handle = self._committed()
-        with self._attempt():
+        with self._attempt:
             self._attachments.wait(self.number)  # what is attached to this step is part of it
-        with self._attempt():
+        with self._attempt:
             handle.decision()
 
     def _read(self) -> tuple[bool, tuple[float, ...]]:
         handle = self._committed()
         if self._verdict is None:
-            with self._attempt():
+            with self._attempt:
                 self._verdict = handle.verdict()
         return self._verdict
 

@@ -144,8 +144,7 @@ class Placeholder(nn.Parameter):
 
     def run_hooks(self, parameter: nn.Parameter) -> None:
         """Call the hooks: the gradient of `parameter`, the real one, is complete."""
-        if self.luwu_hooks is None or parameter.grad is None:
-            return
+        assert self.luwu_hooks is not None
         hooks = sorted(self.luwu_hooks.values(), key=lambda each: each.has_parameter)
         for each in hooks:
             if each.has_parameter:

@@ -26,13 +26,14 @@ from luwu.nic.threads import Handle
 from luwu.training.units.unit import Unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pull:
     handle: Handle
     unit: Unit
     step: int
     by_hand: bool
     """The script asked for it: only the script gives it up."""
+    is_fetched: bool = False
 
 
 class Prefetcher:
@@ -54,8 +55,8 @@ class Prefetcher:
         self._record_has_backward = False
         self._pulls: dict[int, _Pull] = {}
         """Pulls asked for and not used, by unit."""
-        self._bytes_peak = 0
-        """Most that units took at once which were used or asked for."""
+        self._bytes = self._bytes_peak = 0
+        """What units take that are used or asked for, now and at most."""
         self.use_count = 0
         self.early_count = 0
         """Uses whose weights had come before they were needed."""
@@ -64,7 +65,8 @@ class Prefetcher:
         """Return when the unit's weights are in its storage."""
         index = unit.index
         self._record.append(index)
-        if unit.weights.is_held:
+        weights = unit.weights
+        if weights.shared is not None:
             self._cursor = self._after(index)
             self.use_count += 1
             self.early_count += 1
@@ -73,7 +75,7 @@ class Prefetcher:
         pull = self._pulls.get(index)
         if pull is None or pull.step != self._step:
             self._forget([p for p in self._pulls.values() if not p.by_hand])
-            unit.weights.prepare(wait=True)
+            weights.prepare(wait=True)
             pull = self._ask(unit)
         self._cursor = self._after(index)
         early = pull.handle.done
@@ -87,68 +89,69 @@ class Prefetcher:
             self._nic.recorder.span("pull_wait", start_ns, end_ns, step=self._step, unit=unit.name)
         del self._pulls[index]
         unit.uses += 1
-        unit.weights.publish(pull.handle.shared)
-        self._fetch_arrived()
+        self._bytes -= weights.memory_bytes
+        weights.publish(pull.handle.shared)
+        self._bytes += weights.memory_bytes
+        if not early:
+            self._fetch_arrived()
+
+    def freed(self, unit: Unit) -> None:
+        """A unit that was used is not here any more."""
+        self._bytes -= unit.weights.memory_bytes
+        self.top_up()
 
     def top_up(self, wanted: int = -1) -> None:
         """Ask for what comes next, as far as there is room for it; `wanted` is being waited for."""
         self._fetch_arrived()
-        if self._top_up_step(wanted) and self._streaming:
-            self._begin_next_step()
-        self._bytes_peak = max(self._bytes_peak, self._bytes_now())
-
-    def _top_up_step(self, wanted: int) -> bool:
-        """Ask for what this step still uses; whether nothing is left to be asked for."""
-        under_way = sum(
-            index != wanted and not pull.by_hand and not _comes_shared(pull.unit)
-            for index, pull in self._pulls.items()
-        )
+        under_way = 0
+        for index, pull in self._pulls.items():
+            if index != wanted and not pull.by_hand and pull.unit.weights.memory_bytes:
+                under_way += 1
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
             unit = self._units[index]
-            if unit.weights.is_held:
+            weights = unit.weights
+            if weights.shared is not None:
                 continue  # for the whole step
             if index in foreseen or unit.is_installed:
-                return False  # a unit that is here must be used and freed before it is pulled again
+                break  # a unit that is here must be used and freed before it is pulled again
             if self._streaming and unit.was_pushed:
-                return False
+                break
             foreseen.add(index)
             if index in self._pulls:
                 continue
-            if not _comes_shared(unit):
+            if weights.memory_bytes:
                 if under_way >= self._window and not self._has_room(unit):
-                    return False
+                    break
                 under_way += 1
-            if not unit.weights.prepare(wait=False):
-                return False  # the next look will find more
+            if not weights.prepare(wait=False):
+                break  # the next look will find more
             self._ask(unit)
-        return True
+        else:
+            if self._streaming:
+                self._begin_next_step()
+        self._bytes_peak = max(self._bytes_peak, self._bytes)
 
     def _begin_next_step(self) -> None:
         """Ask for what the next step uses first, of units whose part in this one is over."""
         for index in self._order if self._record_has_backward else ():
             unit = self._units[index]
-            if unit.is_installed or index in self._pulls or unit.weights.is_held:
+            if unit.is_installed or index in self._pulls or unit.weights.shared is not None:
                 continue
             is_over = unit.was_pushed or not unit.is_trainable
-            may_ask = is_over and not unit.weights.comes_shared and self._has_room(unit)
+            may_ask = is_over and unit.weights.memory_bytes > 0 and self._has_room(unit)
             if not (may_ask and unit.weights.prepare(wait=False)):
                 return
             self._ask(unit, is_next=True)
 
     def _has_room(self, unit: Unit) -> bool:
         """True if its weights fit into what weights have taken before; without a window, never."""
-        return self._window > 0 and self._bytes_now() + unit.nbytes <= self._bytes_peak
-
-    def _bytes_now(self) -> int:
-        """Bytes of the units that are used or asked for; those in shared memory take nothing."""
-        here = (unit for unit in self._units if unit.is_installed or unit.index in self._pulls)
-        return sum(unit.nbytes for unit in here if not _comes_shared(unit))
+        return self._window > 0 and self._bytes + unit.nbytes <= self._bytes_peak
 
     def prefetch(self, units: Sequence[Unit]) -> None:
         """Ask for these by hand, beyond the window, as far as there is room for them."""
         for unit in units:
-            needs_none = unit.index < 0 or unit.is_installed or unit.weights.is_held
+            needs_none = unit.index < 0 or unit.is_installed or unit.weights.shared is not None
             if needs_none or unit.index in self._pulls or (self._streaming and unit.was_pushed):
                 continue
             if unit.weights.prepare(wait=False):
@@ -193,14 +196,18 @@ class Prefetcher:
                 self._nic.forget(pull.handle)
             finally:
                 del self._pulls[pull.unit.index]
+                self._bytes -= pull.unit.weights.memory_bytes
                 pull.unit.weights.free()
 
     def _fetch_arrived(self) -> None:
         for pull in self._pulls.values():
-            if pull.handle.done:
+            if pull.handle.done and not pull.is_fetched:
+                pull.is_fetched = True
                 pull.unit.weights.fetch(pull.handle.shared)
 
     def _rewind(self, step: int) -> None:
+        """Everything that was used is let go."""
+        self._bytes = sum([pull.unit.weights.memory_bytes for pull in self._pulls.values()])
         self._step = step
         self._record = []
         self._record_has_backward = False
@@ -211,6 +218,7 @@ class Prefetcher:
         in_place = unit.weights.may_be_shared(next_step=is_next)
         handle = self._nic.pull(step, use, unit.index, unit.weights.open, in_place=in_place)
         pull = self._pulls[unit.index] = _Pull(handle, unit, step, by_hand)
+        self._bytes += unit.weights.memory_bytes
         return pull
 
     def _after(self, index: int) -> int:
@@ -221,7 +229,3 @@ class Prefetcher:
             except ValueError:
                 continue
         return len(self._order)
-
-
-def _comes_shared(unit: Unit) -> bool:
-    return unit.weights.comes_shared and unit.weights.may_be_shared()

@@ -68,11 +68,6 @@ class Member:
         shape = self.placeholder.shape
         return flat[self.start : self.start + shape.numel()].view(shape)
 
-    def register(self, parameter: nn.Parameter) -> None:
-        """Put this parameter into the modules."""
-        for module, name in self.places:
-            module._parameters[name] = parameter
-
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -112,8 +107,10 @@ class Unit:
         self.wire_dtype = "float32"
         self.push_dtype = torch.float32
         """Dtype of pushed gradients: that of its weights, unless the policy has a reduce_dtype."""
-        self.trainable_elems = 0
-        """Length of the part of the flat vector that is pushed; it comes first."""
+        self.is_trainable = False
+        """True if anything of it is pushed."""
+        self.nbytes = 0
+        """Bytes of its weights here, while they are."""
 
         self.reshard_after_backward = True
         self.requires_gradient_sync = True
@@ -146,16 +143,6 @@ class Unit:
         self.kept: list[torch.Tensor | None] = []
         """float32 sums of the gradients of backwards that were not pushed, by member."""
 
-    @property
-    def is_trainable(self) -> bool:
-        """True if anything of it is pushed."""
-        return self.trainable_elems > 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its weights here, while they are."""
-        return self.weights.nbytes
-
     # ---------------------------------------------------------------------- the layout
 
     def choose_wire_dtype(self, name: str) -> None:
@@ -170,8 +157,7 @@ class Unit:
             member.start = layout.placements[parameter].start
             member.trainable = member.placeholder in trained
             member.requires_grad = member.placeholder.requires_grad
-        extents = (layout.extents[i] for i in layout.trainable_extents(index))
-        self.trainable_elems = sum(extent.elems for extent in extents)
+        self.is_trainable = bool(layout.trainable_extents(index))
 
     def make_weights(
         self, device: Device, memory: Memory, *, elems: int, live_bytes: ByteCount
@@ -184,6 +170,7 @@ class Unit:
             self.weights = DeviceWeights(device=device, name=self.name, **given)
         else:
             self.weights = UnitWeights(memory=memory, name=self.name, **given)
+        self.nbytes = self.weights.nbytes
 
     # ---------------------------------------------------------------------- weights
 
@@ -193,14 +180,16 @@ class Unit:
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
             if parameter.requires_grad != member.requires_grad:
                 parameter.requires_grad_(member.requires_grad)
-            member.register(parameter)
+            for module, name in member.places:
+                module._parameters[name] = parameter
         self.is_installed = True
 
     def remove(self) -> None:
         """Put the placeholders back and free the weights."""
         self.follow_requires_grad()
         for member in self.members:
-            member.register(member.placeholder)
+            for module, name in member.places:
+                module._parameters[name] = member.placeholder
         self.is_installed = False
         self.modules_run.clear()
         self.weights.free()
@@ -233,13 +222,14 @@ class Unit:
     def run_hooks(self) -> None:
         """Call the script's hooks: the gradients of this backward are complete."""
         for member, parameter in zip(self.members, self.weights.parameters, strict=True):
-            member.placeholder.run_hooks(parameter)
+            if member.placeholder.luwu_hooks and parameter.grad is not None:
+                member.placeholder.run_hooks(parameter)
 
     def take_gradients(self) -> list[torch.Tensor | None]:
         """Take what backward left, and what was kept before it, to be pushed."""
         self.was_pushed = True
         gradients, self.kept = self.gradients(), []
-        self.with_gradient.update(i for i, each in enumerate(gradients) if each is not None)
+        self.with_gradient.update([i for i, each in enumerate(gradients) if each is not None])
         return gradients
 
     def drop_kept(self, ids: Container[int] | None = None) -> None:
@@ -258,7 +248,7 @@ class Unit:
     @property
     def has_gradient(self) -> bool:
         """True if backward left anything that is not kept yet."""
-        return any(parameter.grad is not None for parameter in self.weights.parameters)
+        return any([parameter.grad is not None for parameter in self.weights.parameters])
 
     def keep_gradients(self) -> None:
         """Add what backward left to what was kept: the backward is not pushed."""
