@@ -141,4 +141,4 @@ def _make(options: Options, *, data_digest: str) -> Arm:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make=_make, want_lanes=False))
+    sys.exit(main(make=_make))

@@ -24,7 +24,7 @@ from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.monitor.watch import Watch
-from luwu.report.lanes import TITLES, lanes_of
+from luwu.report.lanes import TITLES
 
 POLL_S: Final = 0.2
 EVERY_S: Final = 1.0
@@ -166,15 +166,15 @@ def _processes(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _step(document: Mapping[str, Any]) -> Iterator[str]:
-    if document["step"] is None:
+    step = document["step"]
+    if step is None:
         return
-    lanes = lanes_of(document["step"])
-    yield f"step {lanes.step}: {format_seconds(lanes.length_s)}"
-    for lane in lanes.lanes:
-        if lane.pieces:
-            bar = "#" * round(BAR * lane.busy_ratio)
-            mark = "  < limit" if lanes.is_limit(lane.engine) else ""
-            yield f"  {TITLES[lane.engine]:<18} {lane.busy_ratio:>4.0%} {bar:<{BAR}}{mark}"
+    yield f"step {step['step']}: {format_seconds(step['length_s'])}"
+    for lane in step["lanes"]:
+        if lane["pieces"]:
+            bar = "#" * round(BAR * lane["busy_ratio"])
+            mark = "  < limit" if lane["is_limit"] else ""
+            yield f"  {TITLES[lane['engine']]:<18} {lane['busy_ratio']:>4.0%} {bar:<{BAR}}{mark}"
 
 
 def _problems(document: Mapping[str, Any]) -> Iterator[str]:

@@ -145,7 +145,8 @@ class History:
             self._flags.append((process.unix_ns(record["at_ns"]), text))
 
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
+"""3: `step` and `slowest` are without the system, which is LuWu."""
 RATE_STEPS: Final = 20
 """Period over which the rate of steps is taken."""
 LATE_RATIO: Final = 4

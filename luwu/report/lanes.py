@@ -39,13 +39,7 @@ TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
 }  # fmt: skip
-"""What people call the lanes of LuWu."""
-TITLES_OF_FSDP: Final = {
-    **TITLES, WAIT: "waits and copies", "pull": "all-gather", "push": "reduce-scatter",
-    "update": "optimizer",
-}  # fmt: skip
-"""Titles for FSDP2 (`workers.step_profile`)."""
-LUWU: Final = "luwu"
+"""What people call the lanes."""
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
@@ -56,16 +50,9 @@ _MERGED_RATIO: Final = 1 / 1500
 """Pieces nearer than this share of a step are one to the eye."""
 
 Span = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of work, in seconds from the start of the step."""
-
-    start_s: float
-    end_s: float
-    is_pale: bool = False
-    """Forward, which is beside backward."""
+Piece = tuple[float, float, bool]
+"""A stretch of work, in seconds from the start of the step; true if it is forward, which is pale
+beside backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +74,8 @@ class Lanes:
     while_waiting: Mapping[str, float]
     """Shares of the step in which the worker waited for weights and an engine was busy, or other
     workers computed."""
-    disk_ratio: float = 0.0
+    disk_ratio: float
     """The share of the step in which the node read or wrote."""
-    system: str = LUWU
-    """The system that ran the step."""
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        """What people call its lanes."""
-        return TITLES if self.system.startswith(LUWU) else TITLES_OF_FSDP
 
     def busy_ratio(self, engine: str) -> float:
         """The share of the step in which an engine was busy."""
@@ -120,12 +100,6 @@ class Lanes:
 
     def _bound_text(self) -> str:
         waits, limit = self.busy_ratio(WAIT), self.limit
-        if self.titles is TITLES_OF_FSDP:
-            return (
-                f"Compute is busy {self.busy_ratio(COMPUTE):.0%}, waits and copies for all-gather "
-                f"and reduce-scatter take {waits:.0%} of the training thread, the optimizer "
-                f"{self.busy_ratio('update'):.0%}."
-            )
         if limit == COMPUTE:
             others = self.while_waiting.get(OTHERS, 0.0) > max(0.02, waits / 2)
             why = ", mostly while other workers still compute" if others else ""
@@ -154,7 +128,6 @@ class Lanes:
     def document(self) -> dict[str, Any]:
         """The step as JSON."""
         return {
-            "system": self.system,
             "step": self.step,
             "length_s": self.length_s,
             "limit": self.limit,
@@ -164,7 +137,7 @@ class Lanes:
                     "engine": lane.engine,
                     "busy_ratio": lane.busy_ratio,
                     "is_limit": self.is_limit(lane.engine),
-                    "pieces": [[p.start_s, p.end_s, p.is_pale] for p in lane.pieces],
+                    "pieces": [list(piece) for piece in lane.pieces],
                 }
                 for lane in self.lanes
             ],
@@ -173,25 +146,9 @@ class Lanes:
         }
 
 
-def lanes_of(document: Mapping[str, Any]) -> Lanes:
-    """The step that `document` made."""
-    return Lanes(
-        document["step"],
-        document["length_s"],
-        tuple(
-            Lane(each["engine"], tuple(Piece(*p) for p in each["pieces"]), each["busy_ratio"])
-            for each in document["lanes"]
-        ),
-        document["while_waiting"],
-        document["disk_ratio"],
-        document["system"],
-    )
-
-
 def make_lanes(
     step: int, length_s: float, spans: Mapping[str, Sequence[Span]], *,
     pale: Sequence[Span] = (), stolen: Sequence[Span] = (), others: Sequence[Span] = (),
-    system: str = LUWU,
 ) -> Lanes:  # fmt: skip
     """Lanes of spans by engine; times in seconds from the step's start, and what lies outside of it
     is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
@@ -208,7 +165,7 @@ def make_lanes(
         if name == COMPUTE:
             pieces = _pieces(compute.within(forward), length_ns, is_pale=True)
             pieces += _pieces(compute.without(forward), length_ns)
-            pieces.sort(key=lambda piece: piece.start_s)
+            pieces.sort()
         lanes.append(Lane(name, tuple(pieces), found.total_ns / length_ns))
     beside = {name: busy[name] for name in ("sum", "update", "read", "write")}
     beside[OTHERS] = _intervals(others, length_ns)
@@ -219,7 +176,6 @@ def make_lanes(
         tuple(lanes),
         {name: waits.covered_ns(each) / length_ns for name, each in beside.items()},
         _intervals(disk, length_ns).total_ns / length_ns,
-        system,
     )
 
 
@@ -234,4 +190,4 @@ def _pieces(found: Intervals, length_ns: int, *, is_pale: bool = False) -> list[
     """With gaps closed that cannot be seen, so that a lane has a thousand pieces at most."""
     shown = union(found.starts_I, found.ends_I, gap_ns=int(length_ns * _MERGED_RATIO))
     pairs = zip((shown.starts_I / 1e9).tolist(), (shown.ends_I / 1e9).tolist(), strict=True)
-    return [Piece(start_s, end_s, is_pale) for start_s, end_s in pairs]
+    return [(start_s, end_s, is_pale) for start_s, end_s in pairs]
