@@ -23,8 +23,6 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT
 from luwu.base.foreign import lines_of
 from luwu.base.json_file import json_object
-from luwu.base.limits import CHUNK_COUNT_MAX
-from luwu.base.quantities import decimal
 
 _LINE_START: Final = b'{"name":"'
 _CLOCK_START: Final = _LINE_START + CLOCK.encode() + b'"'
@@ -137,10 +135,6 @@ class Units:
         """`rows`: name and number of extents of each unit, in order."""
         self._names = [name for name, _ in rows]
         self._ends = list(accumulate(count for _, count in rows))
-        self._extents = {
-            name: range(end - count, end)
-            for (name, count), end in zip(rows, self._ends, strict=True)
-        }
 
     def name_of(self, extent: object) -> str | None:
         """The unit of an extent; None if it is unknown."""
@@ -149,10 +143,6 @@ class Units:
         index = bisect_right(self._ends, extent)
         return self._names[index] if index < len(self._names) else None
 
-    def extents_of(self, unit: object) -> range:
-        """The extents of a unit; none if it is unknown."""
-        return self._extents.get(unit, range(0)) if isinstance(unit, str) else range(0)
-
 
 def are_units(rows: Any) -> bool:
     """True for the `units` of a record: `[["root", 3], ["blocks.0", 2]]`."""
@@ -160,14 +150,3 @@ def are_units(rows: Any) -> bool:
         isinstance(row, list) and [type(each) for each in row] == [str, int] and row[1] >= 0
         for row in rows
     )
-
-
-def numbers_in(text: object) -> Iterator[int]:
-    """The extents that a push names, or the ranks of a switch: `0-3,6`."""
-    for part in text.split(",") if isinstance(text, str) else ():
-        first, _, last = part.partition("-")
-        start, end = decimal(first), decimal(last or first)
-        if start is not None and end is not None:
-            if end - start > CHUNK_COUNT_MAX:
-                raise ValueError(f"{part} names more than there can be")
-            yield from range(start, end + 1)

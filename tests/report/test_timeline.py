@@ -14,7 +14,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.report.aligned import RESTARTED, Steps, parse_steps, steady_steps, survey, timed
-from luwu.report.event_files import event_files, records, spans
+from luwu.report.event_files import Units, event_files, records, spans
 from luwu.report.timeline import Lanes, in_order, write_timeline
 
 Row = dict[str, Any]
@@ -213,6 +213,37 @@ def test_steps_of_a_worker_begin_with_its_loop(tmp_path: Path) -> None:
     assert [(e["name"], e["ts"], e["dur"]) for e in steps] == [
         ("step 0", 0, 18), ("step 1", 20, 20), ("step 0", 50, 10),
     ]  # fmt: skip
+
+
+def test_what_is_of_an_extent_is_named_by_its_unit(tmp_path: Path) -> None:
+    """Goal: names from the node's record; a pull that was asked for early is grey until the last
+    update of its unit has ended, though the step that made the weights is not shown."""
+    folder = write(
+        tmp_path,
+        worker_0=[clock(), span("pull", 20, 80, step=1, unit="blocks.0"),
+                  span("pull", 90, 95, step=1, unit="blocks.0"),
+                  span("pull_wait", 70, 80, step=1, unit="blocks.0")],
+        node=[clock(), {"name": "node.about", "units": [["root", 1], ["blocks.0", 2]], "at_ns": 1},
+              span("update", 46, 50, step=0, extent=1, chunk=7),
+              span("update", 55, 60, step=0, extent=2, chunk=8),
+              span("update", 96, 99, step=1, extent=0, chunk=6)],
+    )  # fmt: skip
+    found = rows_of(trace_of(folder, Steps(1, 2)))
+    assert [each["name"] for each in found["node", "update"]] == ["update root"]
+    pulls = found["worker 0", "pull"]
+    assert [(e["name"], e["ts"], e["dur"], e.get("cname")) for e in pulls] == [
+        ("asked blocks.0", 0, 40, "grey"), ("pull blocks.0", 40, 20, None),
+        ("pull blocks.0", 70, 5, None),
+    ]  # fmt: skip
+    assert found["worker 0", "pull_wait"][0]["cname"] == "terrible"
+    assert [Units([("root", 1)]).name_of(extent) for extent in (1, -1, None, "1")] == [None] * 4
+
+
+@pytest.mark.parametrize("units", [None, {}, [["a"]], [["a", -1]], [[1, "a"]], [["a", True]]])
+def test_units_that_are_none_are_refused(tmp_path: Path, units: object) -> None:
+    write(tmp_path, node=[clock(), {"name": "node.about", "units": units, "at_ns": 1}])
+    with pytest.raises(ConfigError, match=r"node\.jsonl:2: units are not a list"):
+        write_timeline(tmp_path, tmp_path / "trace.json")
 
 
 # ---------------------------------------------------------------------- clocks
