@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock
+from luwu.base.foreign import LogFollower
 from luwu.base.json_file import json_object, read_json
 from luwu.base.quantities import format_duration
-from luwu.launch.processes.console import Console, LogFollower
+from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 
 _SKIPPED: Final = " WARNING node.skipped "

@@ -28,13 +28,12 @@ from typing import Any, Final
 from luwu.base import own
 from luwu.base.clock import unix_ns
 from luwu.base.events import CLOCK, SCALARS
-from luwu.base.foreign import taking
+from luwu.base.foreign import LogFollower, taking
 from luwu.base.json_file import read_json
 from luwu.base.links import parse_links
 from luwu.base.quantities import format_bytes
 from luwu.join.connection import read_connection
 from luwu.launch.processes.children import command_of, is_of_run
-from luwu.launch.processes.console import LogFollower
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.chart import StepFlag
 from luwu.report.recent import (
