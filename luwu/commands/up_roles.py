@@ -49,7 +49,6 @@ from luwu.launch.serving import (
     can_share,
     connection_of,
     decide_sizes,
-    directory_of_node,
     leaf_of,
     new_job,
     serve,
@@ -70,6 +69,7 @@ from luwu.launch.starting import (
 from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import switch_plan
 from luwu.transport.arena import check_arena
+from switch_emu.store.striped import node_directory
 
 NODE_FILE: Final = "connect-node.json"
 """The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
@@ -199,7 +199,7 @@ def _start_node(up: Up) -> Connection:
     check_nodes(config, None)
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)
-    own_state = None if state is None else directory_of_node(state, number, count)
+    own_state = None if state is None else node_directory(state, number, count)
     alone = replace(config, optimizer_nodes=1, replicas=1, transport="tcp")
     # Whoever joins by a URL that was written by hand need not know of extents.
     sizes = decide_sizes(alone, own_state, auto_extent=False)

@@ -161,7 +161,7 @@ def _engine(
     busy_ns = both.total_ns
     shares: tuple[float, ...] = ()
     if name != "compute" and busy_ns and any(each.total_ns for each in workers):
-        shares = tuple(each.covered_ns(both) / busy_ns for each in workers)
+        shares = tuple(each.within(both).total_ns / busy_ns for each in workers)
     return Engine(
         process=file.title,
         rank=file.rank if file.kind == "worker" else None,

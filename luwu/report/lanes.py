@@ -30,8 +30,6 @@ from luwu.report.intervals import Intervals, union
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
 DISK: Final = "disk"
 """The disk, shared by the lanes read and write."""
-ENGINES: Final = (COMPUTE, WAIT, "pull", "push", "sum", "update", "read", "write")
-"""Lanes from the top."""
 LIMITS: Final = (COMPUTE, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
 """An engine that is busy for less of a step alone does not limit it."""
@@ -39,7 +37,7 @@ TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
 }  # fmt: skip
-"""What people call the lanes."""
+"""The lanes from the top, and what people call them."""
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
@@ -154,7 +152,7 @@ def make_lanes(
     is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
     makes inside of compute. `others`: compute of other workers."""
     length_ns = round(length_s * 1e9)
-    busy = {name: _intervals(spans.get(name, ()), length_ns) for name in ENGINES}
+    busy = {name: _intervals(spans.get(name, ()), length_ns) for name in TITLES}
     waits = busy[WAIT]
     compute = busy[COMPUTE].without(waits).without(_intervals(stolen, length_ns))
     forward = _intervals(pale, length_ns)
@@ -174,7 +172,7 @@ def make_lanes(
         step,
         length_s,
         tuple(lanes),
-        {name: waits.covered_ns(each) / length_ns for name, each in beside.items()},
+        {name: waits.within(each).total_ns / length_ns for name, each in beside.items()},
         _intervals(disk, length_ns).total_ns / length_ns,
     )
 
