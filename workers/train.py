@@ -145,11 +145,13 @@ def report(arm: Arm, recorder: Recorder, options: Options, progress: Progress, s
     recent = [progress.step_seconds[k] for k in range(since, step + 1)]
     tokens = len(recent) * arm.world_size * options.batch * options.context
     memory = memory_bytes("VmHWM")
+    loss, grad_norm = progress.loss[step], progress.grad_norm.get(step, math.nan)
+    arm.log(loss=loss, grad_norm=grad_norm)
     recorder.event(
         "train.step",
         step=step,
-        loss=progress.loss[step],
-        grad_norm=progress.grad_norm.get(step, float("nan")),
+        loss=loss,
+        grad_norm=grad_norm,
         memory="unknown" if memory is None else format_bytes(memory).replace(" ", ""),
         tps=round(tokens / sum(recent)),
     )

@@ -191,7 +191,6 @@ def _finish(
             write_json(Path(config.json).absolute(), document)
     code = 0
     if is_demo:
-        _say_disk(document, console)
         code = max(_check_losses(document, console), _check_weights(document, config, console))
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
@@ -205,20 +204,6 @@ def _say_next(run_directory: RunDirectory, console: Console) -> None:
         f"        {program} compare --arms luwu,fsdp,ddp,single --layers 6 --width 256 --steps 60"
     )
     console.say(f"        {program} run --workers 2 -m workers.train --arm luwu --steps 60")
-
-
-def _say_disk(document: dict[str, Any], console: Console) -> None:
-    for arm in document["arms"]:
-        ours, kernel = arm["disk_bytes"], arm["disk_bytes_kernel"]
-        if not ours or not kernel or not any(ours.values()):
-            continue
-        for way in ("read", "written"):
-            spilled = (arm["spill_bytes"] or {}).get(way)
-            cached = f" ({format_bytes(spilled)} of it spilled sums)" if spilled else ""
-            console.say(
-                f"node, bytes {way}: {format_bytes(ours[way])} by our count{cached}, "
-                f"{format_bytes(kernel[way])} by the kernel's (/proc/PID/io)"
-            )
 
 
 def _check_losses(document: dict[str, Any], console: Console) -> int:
