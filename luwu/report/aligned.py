@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,10 +43,6 @@ class Steps:
         if not isinstance(step, int):
             return False
         return (self.first or 0) <= step and (self.end is None or step < self.end)
-
-    def and_the_one_before(self) -> Steps:
-        """These steps and the one before them, which made the weights that they pull."""
-        return self if self.first is None else replace(self, first=max(0, self.first - 1))
 
     def __str__(self) -> str:
         if self.is_all:
@@ -192,10 +188,10 @@ class Timed:
     """The fields that identify it: step, unit, extent, chunk and so on."""
 
 
-def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterator[Timed]:
-    """The spans and instants of the chosen steps in a file, or of others, in its order; instants
-    without a step if they lie among the chosen spans."""
-    steps = found.steps if steps is None else steps
+def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
+    """The spans and instants of the chosen steps in a file, in its order; instants without a step
+    if they lie among the chosen spans."""
+    steps = found.steps
     shift_ns: int | None = None
     for record in records(file.path):
         name, at_ns = record.pop("name"), record.pop("at_ns", None)

@@ -10,9 +10,8 @@ A slice has the name of its unit, wherever it was recorded. An engine that does 
 once has numbered rows (`update 0`, `update 1`); only in compute may one slice lie within another,
 as a unit's does within the root's.
 
-Workers ask for weights ahead. Where a pull was asked for before the node had made its weights, it
-is two slices: `asked`, grey, until the last update of the unit has ended, and `pull` from then on.
-Waits of the training thread are red.
+Workers ask for weights ahead, so a pull may begin before the node has made them. Waits of the
+training thread are red.
 
 Of some steps alone, times begin with their first span; of all steps, with the run.
 
@@ -32,7 +31,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -56,8 +55,8 @@ TRACKS: Final = (
 )  # fmt: skip
 """Rows of a process, from the top; those with other names follow."""
 
-COLOURS: Final = {"asked": "grey"}
-"""Reserved colours of the format, by span; those that end in `_wait` are `terrible`: red."""
+RED: Final = "terrible"
+"""The format's name of it."""
 _DECIDED: Final = "node.step"
 _OF_STEPS: Final = {_DECIDED: "decided", "node.verdict": "verdict"}
 """Instants of every step, which have a row of their own, and their short names."""
@@ -76,9 +75,8 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     try:
         with partial.open("w", encoding="ascii") as file:
             writer = _Writer(file, 0 if steps.is_all else found.first_ns)
-            made_ns = _made_ns(found)
             for pid, each in enumerate(found.files, start=1):
-                _Process(writer, pid, each, found, made_ns).write()
+                _Process(writer, pid, each, found).write()
             writer.close()
         os.replace(partial, path)
     except OSError as exc:
@@ -86,21 +84,6 @@ def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey
     finally:
         partial.unlink(missing_ok=True)
     return found
-
-
-def _made_ns(found: Survey) -> dict[tuple[object, object], int]:
-    """By step and unit: when the node had made the weights that are pulled in that step."""
-    made: dict[tuple[object, object], int] = {}
-    for file in found.files:
-        if file.kind != "node":
-            continue
-        for item in timed(file, found, found.steps.and_the_one_before()):
-            unit, step = found.units.name_of(item.fields.get("extent")), item.fields.get("step")
-            if item.name != "update" or item.end_ns is None or unit is None or step is None:
-                continue
-            key = (step + 1, unit)
-            made[key] = max(item.end_ns, made.get(key, item.end_ns))
-    return made
 
 
 class _Writer:
@@ -135,12 +118,8 @@ class _Writer:
 class _Process:
     """All rows of one process."""
 
-    def __init__(
-        self, writer: _Writer, pid: int, file: EventFile, found: Survey,
-        made_ns: Mapping[tuple[object, object], int],
-    ) -> None:  # fmt: skip
-        self._writer, self._pid, self._file = writer, pid, file
-        self._found, self._made_ns = found, made_ns
+    def __init__(self, writer: _Writer, pid: int, file: EventFile, found: Survey) -> None:
+        self._writer, self._pid, self._file, self._found = writer, pid, file, found
         self._tracks: dict[str, Lanes] = {}
         self._order = {name: index for index, name in enumerate(TRACKS, start=1)}
 
@@ -182,33 +161,21 @@ class _Process:
         })  # fmt: skip
 
     def _span(self, span: Timed) -> None:
-        """A span's slices."""
         assert span.end_ns is not None
-        fields, start_ns, end_ns = span.fields, span.start_ns, span.end_ns
+        fields = span.fields
         unit = self._found.units.name_of(fields.get("extent"))
         if unit is not None:
             fields = {"unit": unit, **fields}
         track = track_of(span.name)
         lanes = self._tracks.setdefault(track, Lanes(may_nest=track == "compute"))
-        tid = self._tid(track, lanes.place(start_ns, end_ns))
-        if span.name == "pull":
-            made_ns = self._made_ns.get((fields.get("step"), fields.get("unit")), start_ns)
-            if start_ns < made_ns <= end_ns:
-                self._slice(tid, track, "asked", start_ns, made_ns, fields)
-                start_ns = made_ns
-        self._slice(tid, track, span.name, start_ns, end_ns, fields)
-
-    def _slice(
-        self, tid: int, track: str, name: str, start_ns: int, end_ns: int, fields: dict[str, Any]
-    ) -> None:  # fmt: skip
+        tid = self._tid(track, lanes.place(span.start_ns, span.end_ns))
         about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)
         event = {
             "ph": "X", "pid": self._pid, "tid": tid, "cat": track,
-            "name": name if about is None else f"{name} {fields[about]}",
-            "ts": start_ns, "dur": end_ns - start_ns, "args": fields,
+            "name": span.name if about is None else f"{span.name} {fields[about]}",
+            "ts": span.start_ns, "dur": span.end_ns - span.start_ns, "args": fields,
         }  # fmt: skip
-        colour = "terrible" if name.endswith("_wait") else COLOURS.get(name)
-        self._writer.write(event if colour is None else {**event, "cname": colour})
+        self._writer.write({**event, "cname": RED} if span.name.endswith("_wait") else event)
 
 
 def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int) -> None:
