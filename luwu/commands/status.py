@@ -6,7 +6,6 @@ three run until Ctrl-C.
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -77,8 +76,7 @@ def run(
     document = watched.document()
     with taking(watched.run.path):
         text = status_text(document, details=has_all)
-    print(json.dumps(document, indent=1) if as_json else text)
-    return 0
+    return form.show(document, text, as_json=as_json)
 
 
 def _watch(watch: Watch, *, details: bool) -> int:
