@@ -15,7 +15,6 @@ from typing import Final
 
 import click
 
-from luwu.base import loopback
 from luwu.base.colours import red
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.own import version
@@ -51,8 +50,7 @@ class Finding:
 )
 @form.JSON
 def run(disk: Path, as_json: bool) -> int:
-    """Check versions, processor, memory, disk and ports of this machine, and show what is
-    missing."""
+    """Check versions, processor, memory and disk of this machine, and show what is missing."""
     if not disk.is_dir():
         raise ConfigError(f"--disk: there is no directory {disk}")
     findings = list(examine(disk))
@@ -83,8 +81,6 @@ def examine(disk: Path) -> Iterator[Finding]:
         ("cpu", _cpu),
         ("memory", _memory),
         ("disk", lambda: _disk(disk)),
-        ("tcp", lambda: _listens("tcp", loopback.endpoint())),
-        ("ipc", lambda: _listens("ipc", "ipc://auto")),
         ("keys", _keys),
         ("kernel", _kernel),
     ]
@@ -161,10 +157,3 @@ def _kernel() -> Finding:
     made = make_kernel("adamw", ("m", "v"), cache=None)
     text = f"{made.kernel.version}: {made.reason}"
     return Finding("kernel", text, "" if made.kernel.version == "compiled" else NO_COMPILER)
-
-
-def _listens(name: str, endpoint: str) -> Finding:
-    from luwu.transport.zeromq import ZeroMqTransport
-
-    with ZeroMqTransport() as transport:
-        return Finding(name, f"can listen, for instance at {transport.listen(endpoint)}")

@@ -38,7 +38,7 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
     return {
         "luwu": own.version(),
         "torch": first["torch_version"],
-        "pyzmq": package_version("pyzmq"),
+        "pyzmq": metadata.version("pyzmq"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_name(),
@@ -149,14 +149,6 @@ def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
     ended_ns = [max(each) for each in zip(*(w["step_ended_ns"] for w in workers), strict=True)]
     first_s = max(worker["step_seconds"][0] for worker in workers) if ended_ns else 0.0
     return [first_s, *((later - ns) / 1e9 for ns, later in pairwise(ended_ns))][: len(ended_ns)]
-
-
-def package_version(name: str) -> str:
-    """Version of an installed distribution."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def cpu_name() -> str:

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from luwu.base import loopback
-from luwu.base.clock import sleep, unix_ns
+from luwu.base.clock import sleep
+from luwu.base.errors import WorkerFailed
 from luwu.base.expendable import print_if_possible
 from luwu.base.torch_import import import_for_children
 from luwu.launch import entry
@@ -190,13 +191,8 @@ class Agent:
         """Say why all ended, in the place of a worker that could not."""
         if not self._share.is_all:
             text += "; start this command again, and its ranks take part again"
-        name = f"{self._prefix}worker-{worker.rank}"
-        document = {
-            "schema": 1, "role": "worker", "rank": worker.rank, "pid": worker.process.pid,
-            "unix_ns": unix_ns(), "type": "WorkerFailed", "message": text,
-            "exit_code": _LOST_CODE, "traceback": text,
-        }  # fmt: skip
-        self._run.keep(self._run.error(name), document)
+        process, error = f"{self._prefix}worker-{worker.rank}", WorkerFailed(text)
+        entry.write_error(self._run, process, worker.rank, error, exit_code=_LOST_CODE)
 
     def _start_all(self) -> None:
         self._meeting = self._meet()

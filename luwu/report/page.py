@@ -74,15 +74,10 @@ def sections_html(document: Mapping[str, Any]) -> str:
 
 
 def write_report(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write the page of a run; its path."""
-    return write_page(path, report_html(document))
-
-
-def write_page(path: Path, html: str) -> Path:
-    """Write a page, whole or not at all; its path."""
+    """Write the page of a run, whole or not at all; its path."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(html, encoding="utf-8")
+        partial.write_text(report_html(document), encoding="utf-8")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
