@@ -68,8 +68,7 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
         if file.kind == "worker":
             workers = [computes[file.path]]
         else:
-            workers = [computes[each.path] for each in found.files
-                       if each.path in computes and each.prefix == file.prefix]  # fmt: skip
+            workers = list(computes.values())
         for name in sorted(tracks, key=_place):
             both = covered([tracks], name)
             if name == "compute" and file.kind == "worker":

@@ -11,7 +11,6 @@ at each start of the process a `clock` record. What a line may be:
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,30 +33,24 @@ class EventFile:
     """The events of one process."""
 
     path: Path
-    prefix: str
-    """Names the arm; empty for luwu."""
     kind: str
     """`worker`, `switch`, `node` or another."""
     rank: int
 
     @property
     def title(self) -> str:
-        """For people: `worker 0`, `fsdp worker 0`, `node`."""
+        """For people: `worker 0`, `node`."""
         return self.path.stem.replace("-", " ")
 
 
 def event_files(folder: Path) -> list[EventFile]:
-    """The files of a run: workers by rank, then switch, node and others; luwu's arm first."""
+    """The files of a run: workers by rank, then switch, node and others."""
     files = []
     for path in folder.glob("*.jsonl"):
-        found = re.fullmatch(r"(?:(.*)-)?(worker|switch|node)(?:-(\d+))?", path.stem)
-        if path.stem.startswith("switch-"):  # one of a tree, by its name
-            prefix, kind, rank = "", "switch", None
-        else:
-            prefix, kind, rank = found.groups() if found else ("", path.stem, None)
-        files.append(EventFile(path, prefix or "", kind, int(rank or 0)))
+        kind, _, which = path.stem.partition("-")  # a rank; of a switch in a tree, its name
+        files.append(EventFile(path, kind, int(which) if which.isdecimal() else 0))
     place = {kind: index for index, kind in enumerate(_KINDS)}
-    files.sort(key=lambda f: (f.prefix, place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
+    files.sort(key=lambda f: (place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
     if not files:
         raise ConfigError(f"no events in {folder}; name the directory of a run", code="E202")
     return files

@@ -98,12 +98,8 @@ class RecentEvents:
             self._processes[file.path].read(self._on_instant)
 
     def of(self, *kinds: str) -> list[ProcessEvents]:
-        """LuWu's processes of these kinds, by rank."""
-        found = [
-            each
-            for each in self._processes.values()
-            if each.file.kind in kinds and not each.file.prefix
-        ]
+        """The processes of these kinds, by rank."""
+        found = [each for each in self._processes.values() if each.file.kind in kinds]
         return sorted(found, key=lambda each: (each.file.kind, each.file.rank))
 
 

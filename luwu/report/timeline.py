@@ -95,19 +95,18 @@ class _Writer:
         self._separator = "\n"
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
 
+    def at(self, ns: int) -> float:
+        """A time as the format has it: microseconds, exact for the days that a run lasts."""
+        return (ns - self._origin_ns) / 1000
+
     def write(self, event: dict[str, Any]) -> None:
-        """Write one event; its times are given as texts, so that they stay exact."""
-        times = ""
-        if "ts" in event:
-            times += f',"ts":{_microseconds(event.pop("ts") - self._origin_ns)}'
-        if "dur" in event:
-            times += f',"dur":{_microseconds(event.pop("dur"))}'
+        """Write one event."""
         try:
             text = json.dumps(event, separators=(",", ":"), allow_nan=False)
         except ValueError:  # JSON has no word for NaN
             event["args"] = {key: str(value) for key, value in event["args"].items()}
             text = json.dumps(event, separators=(",", ":"))
-        self._file.write(f"{self._separator}{text[:-1]}{times}}}")
+        self._file.write(self._separator + text)
         self._separator = ",\n"
 
     def close(self) -> None:
@@ -157,7 +156,7 @@ class _Process:
         self._tracks.setdefault(track, Lanes()).place(0, 0)
         self._writer.write({
             "ph": "i", "pid": self._pid, "tid": self._tid(track, 0), "s": "t", "cat": track,
-            "name": name, "ts": item.start_ns, "args": item.fields,
+            "name": name, "ts": self._writer.at(item.start_ns), "args": item.fields,
         })  # fmt: skip
 
     def _span(self, span: Timed) -> None:
@@ -173,7 +172,8 @@ class _Process:
         event = {
             "ph": "X", "pid": self._pid, "tid": tid, "cat": track,
             "name": span.name if about is None else f"{span.name} {fields[about]}",
-            "ts": span.start_ns, "dur": span.end_ns - span.start_ns, "args": fields,
+            "ts": self._writer.at(span.start_ns), "dur": (span.end_ns - span.start_ns) / 1000,
+            "args": fields,
         }  # fmt: skip
         self._writer.write({**event, "cname": RED} if span.name.endswith("_wait") else event)
 
@@ -183,11 +183,6 @@ def _name(writer: _Writer, what: str, text: str, pid: int, tid: int, place: int)
     common = {"ph": "M", "pid": pid, "tid": tid}
     writer.write({**common, "name": f"{what}_name", "args": {"name": text}})
     writer.write({**common, "name": f"{what}_sort_index", "args": {"sort_index": place}})
-
-
-def _microseconds(ns: int) -> str:
-    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
-    return f"{sign}{ns // 1000}.{ns % 1000:03d}"
 
 
 def in_order(items: Iterable[Timed], held_max: int = HELD_MAX) -> Iterator[Timed]:

@@ -93,7 +93,7 @@ def test_each_engine_has_its_rows_from_the_top(tmp_path: Path) -> None:
             span("push", 21, 30, step=0, unit=0, rank=2),
         ],
         switch=[clock(), span("sum", 40, 45, step=0, chunk=3)],
-        fsdp_worker_0=[clock(), span("forward", 1, 2, step=0, unit="root")],
+        other=[clock(), span("forward", 1, 2, step=0, unit="root")],
     )
     events = trace_of(folder)
     places = {
@@ -101,7 +101,7 @@ def test_each_engine_has_its_rows_from_the_top(tmp_path: Path) -> None:
     }
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert [names[pid] for pid in sorted(names, key=lambda pid: places[pid])] == [
-        "worker 2", "worker 10", "switch", "node", "fsdp worker 0",
+        "worker 2", "worker 10", "switch", "node", "other",
     ]  # fmt: skip
     found = rows_of(events)
     assert list(name for process, name in sorted(found) if process == "node") == ["novel", "update"]
@@ -195,7 +195,7 @@ def test_times_are_exact_and_numbers_that_json_lacks_are_texts(tmp_path: Path) -
     ])  # fmt: skip
     write_timeline(folder, folder / "trace.json")
     text = (folder / "trace.json").read_text()
-    assert '"ts":1234.567,"dur":9007199253506.426}' in text
+    assert '"ts":1234.567,"dur":9007199253506.426,' in text
     assert "NaN" not in text
     assert '"norm":"nan"' in text
 
