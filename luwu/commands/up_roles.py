@@ -59,7 +59,6 @@ from luwu.launch.starting import (
     beginning,
     first_step,
     log_text,
-    say_joins,
     say_security,
     say_start,
     start_text,
@@ -378,21 +377,19 @@ def _say_tree(
     console.detail(f"switch  {connection.endpoint}")
     console.detail(f"file    {file} (mode 600)")
     say_security(console, connection)
-    joins = []
     for child in tree.below(place):
         start = (
             f"luwu up --role switch{_keys_flag(config)} --tree {config.tree} --name {child.name}"
         )
         workers = _worker_flags(config, is_counted=True)
-        joins.append(f"join    {start}{workers} --join '{connection.url()}'")
+        console.say(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
         if config.on_worker_loss == "stop":
-            joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+            console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
         else:
             start = f"luwu run{_keys_flag(config)} --join {where}"
-            joins.append(f"join    {start} --ranks {leaf.ranks} SCRIPT")
-    say_joins(console, joins)
+            console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
 
 
 def _say_next_role(up: Up, connection: Connection) -> None:

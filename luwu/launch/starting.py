@@ -24,8 +24,6 @@ SURVIVES: Final = {
     "none": "survives nothing",
 }
 """What becomes of a decided step, by durability."""
-JOINS_MAX: Final = 2
-"""Commands to join a job that are shown; of more, where they are."""
 
 
 def machines_text(config: RunConfig) -> str:
@@ -85,15 +83,6 @@ def say_security(console: Console, connection: Connection) -> None:
     """What protects the job: a detail, unless nothing does."""
     report = console.say if connection.is_open else console.detail
     report(f"security: {connection.security}")
-
-
-def say_joins(console: Console, lines: Sequence[str]) -> None:
-    """The commands to join a job, or where they are if there are many."""
-    is_short = len(lines) <= JOINS_MAX or console.log is None
-    for line in lines:
-        (console.say if is_short else console.detail)(line)
-    if console.log is not None and not is_short:
-        console.say(f"join    {len(lines)} commands, in {shown_path(console.log)}")
 
 
 def _counted(count: int, one: str, many: str) -> str:
