@@ -54,38 +54,24 @@ beside backward."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """A row of the picture."""
-
-    engine: str
-    pieces: tuple[Piece, ...]
-    busy_ratio: float
-
-
-@dataclass(frozen=True, slots=True)
 class Lanes:
     """A step."""
 
     step: int
     length_s: float
-    lanes: tuple[Lane, ...]
+    pieces: Mapping[str, Sequence[Piece]]
+    """When each engine was busy, by name."""
+    busy: Mapping[str, float]
+    """The share of the step in which each was busy; of the disk, either read or write."""
     while_waiting: Mapping[str, float]
     """Shares of the step in which the worker waited for weights and an engine was busy, or other
     workers computed."""
-    disk_ratio: float
-    """The share of the step in which the node read or wrote."""
-
-    def busy_ratio(self, engine: str) -> float:
-        """The share of the step in which an engine was busy."""
-        if engine == DISK:
-            return self.disk_ratio
-        return next((lane.busy_ratio for lane in self.lanes if lane.engine == engine), 0.0)
 
     @property
     def limit(self) -> str:
         """What limits the step: an engine, or `wait` where none is busy for half of it."""
-        busiest = max(LIMITS, key=self.busy_ratio)
-        return busiest if self.busy_ratio(busiest) >= LIMIT_RATIO else WAIT
+        busiest = max(LIMITS, key=lambda engine: self.busy[engine])
+        return busiest if self.busy[busiest] >= LIMIT_RATIO else WAIT
 
     def is_limit(self, engine: str) -> bool:
         """True for the lanes of what limits the step."""
@@ -97,20 +83,20 @@ class Lanes:
         return f"{format_seconds(self.length_s)}. {self._bound_text()}"
 
     def _bound_text(self) -> str:
-        waits, limit = self.busy_ratio(WAIT), self.limit
+        waits, limit = self.busy[WAIT], self.limit
         if limit == COMPUTE:
             others = self.while_waiting.get(OTHERS, 0.0) > max(0.02, waits / 2)
             why = ", mostly while other workers still compute" if others else ""
             return (
-                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%}; {waits:.0%} is spent waiting for "
+                f"{_BOUND[limit]} {self.busy[limit]:.0%}; {waits:.0%} is spent waiting for "
                 f"weights{why}."
             )
         if limit != WAIT:
             return (
-                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%} of it; workers wait for weights for "
+                f"{_BOUND[limit]} {self.busy[limit]:.0%} of it; workers wait for weights for "
                 f"{waits:.0%}."
             )
-        compute = self.busy_ratio(COMPUTE)
+        compute = self.busy[COMPUTE]
         rest = max(0.0, 1 - compute - waits)
         text = f"Compute is busy {compute:.0%}, waits for weights take {waits:.0%}"
         if rest > max(compute, waits):
@@ -132,15 +118,15 @@ class Lanes:
             "verdict": self.verdict,
             "lanes": [
                 {
-                    "engine": lane.engine,
-                    "busy_ratio": lane.busy_ratio,
-                    "is_limit": self.is_limit(lane.engine),
-                    "pieces": [list(piece) for piece in lane.pieces],
+                    "engine": engine,
+                    "busy_ratio": self.busy[engine],
+                    "is_limit": self.is_limit(engine),
+                    "pieces": [list(piece) for piece in pieces],
                 }
-                for lane in self.lanes
+                for engine, pieces in self.pieces.items()
             ],
             "while_waiting": dict(self.while_waiting),
-            "disk_ratio": self.disk_ratio,
+            "disk_ratio": self.busy[DISK],
         }
 
 
@@ -157,23 +143,20 @@ def make_lanes(
     compute = busy[COMPUTE].without(waits).without(_intervals(stolen, length_ns))
     forward = _intervals(pale, length_ns)
     busy[COMPUTE] = compute
-    lanes = []
-    for name, found in busy.items():
-        pieces = _pieces(found, length_ns)
-        if name == COMPUTE:
-            pieces = _pieces(compute.within(forward), length_ns, is_pale=True)
-            pieces += _pieces(compute.without(forward), length_ns)
-            pieces.sort()
-        lanes.append(Lane(name, tuple(pieces), found.total_ns / length_ns))
+    pieces = {name: _pieces(found, length_ns) for name, found in busy.items()}
+    pieces[COMPUTE] = sorted([
+        *_pieces(compute.within(forward), length_ns, is_pale=True),
+        *_pieces(compute.without(forward), length_ns),
+    ])  # fmt: skip
     beside = {name: busy[name] for name in ("sum", "update", "read", "write")}
     beside[OTHERS] = _intervals(others, length_ns)
-    disk = [*spans.get("read", ()), *spans.get("write", ())]
+    busy[DISK] = _intervals([*spans.get("read", ()), *spans.get("write", ())], length_ns)
     return Lanes(
         step,
         length_s,
-        tuple(lanes),
+        pieces,
+        {name: found.total_ns / length_ns for name, found in busy.items()},
         {name: waits.within(each).total_ns / length_ns for name, each in beside.items()},
-        _intervals(disk, length_ns).total_ns / length_ns,
     )
 
 

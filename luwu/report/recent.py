@@ -146,7 +146,7 @@ def lanes_of_step(events: RecentEvents, step: int, *, slowest: bool = False) -> 
     """A step as that worker saw it whose compute took the median time of all, or the longest."""
     found = sorted(
         (_lanes_of(events, worker, step) for worker in events.of("worker") if worker.spans),
-        key=lambda lanes: lanes.busy_ratio(COMPUTE) * lanes.length_s,
+        key=lambda lanes: lanes.busy[COMPUTE] * lanes.length_s,
     )
     return found[-1] if slowest else found[(len(found) - 1) // 2]
 

@@ -62,13 +62,12 @@ def test_waits_and_copies_inside_of_compute_are_not_compute() -> None:
         {"compute": [(0.0, 0.9)], "wait": [(0.1, 0.3)], "write": [(0.2, 0.3), (2.0, 3.0)]},
         pale=[(0.0, 0.4)], stolen=[(0.8, 0.9)], others=[(0.0, 0.2)],
     )  # fmt: skip
-    assert lanes.busy_ratio("compute") == pytest.approx(0.6)
-    assert lanes.busy_ratio("write") == pytest.approx(0.1)
+    assert lanes.busy["compute"] == pytest.approx(0.6)
+    assert lanes.busy["write"] == pytest.approx(0.1)
     assert lanes.while_waiting == pytest.approx(
         {"sum": 0, "update": 0, "read": 0, "write": 0.1, "others": 0.1}
     )
-    compute = next(lane for lane in lanes.lanes if lane.engine == "compute")
-    assert compute.pieces == ((0.0, 0.1, True), (0.3, 0.4, True), (0.4, 0.8, False))
+    assert lanes.pieces["compute"] == [(0.0, 0.1, True), (0.3, 0.4, True), (0.4, 0.8, False)]
 
 
 VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -145,9 +144,9 @@ def test_a_run_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert ended_steps(events) == [0]
     lanes = lanes_of_step(events, 0)
     assert lanes.length_s == pytest.approx(0.1)
-    assert lanes.busy_ratio("compute") == pytest.approx(0.6)
-    assert lanes_of_step(events, 0, slowest=True).busy_ratio("compute") == pytest.approx(0.8)
-    assert lanes.busy_ratio("update") == pytest.approx(0.09)
+    assert lanes.busy["compute"] == pytest.approx(0.6)
+    assert lanes_of_step(events, 0, slowest=True).busy["compute"] == pytest.approx(0.8)
+    assert lanes.busy["update"] == pytest.approx(0.09)
     record = {"name": "node.step", "at_ns": 300 * MS, "step": 2, "applied": True}
     half = json.dumps(record)[:20]
     with (tmp_path / "node.jsonl").open("a") as file:
@@ -178,6 +177,6 @@ def test_of_a_long_run_the_end_is_held(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(history.decided_ns) == count
     assert all(len(each.spans) <= 3 * (STEPS_HELD + 1) for each in events.of("worker"))
     assert ended_steps(events)[-1] == count - 2
-    assert lanes_of_step(events, count - 2).busy_ratio("compute") == pytest.approx(0.6)
+    assert lanes_of_step(events, count - 2).busy["compute"] == pytest.approx(0.6)
     steps = ended_steps(events)
     assert typical_step(events, steps, 0.1) in steps
