@@ -178,7 +178,7 @@ def _share_behind(
     copies: Sequence[tuple[int, int]], whole: Intervals, computed: Intervals
 ) -> float | None:
     inside = _union(copies).within(whole)
-    return computed.covered_ns(inside) / inside.total_ns if inside.total_ns else None
+    return computed.within(inside).total_ns / inside.total_ns if inside.total_ns else None
 
 
 def _pairs(spans: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[int, int]]:

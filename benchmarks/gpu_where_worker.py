@@ -153,4 +153,4 @@ def _report_streams(arm: Arm, streams: ThreadStreams | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make=_make, want_lanes=False))
+    sys.exit(main(make=_make))

@@ -108,7 +108,7 @@ def copies_behind_compute(events: Iterable[dict[str, Any]]) -> dict[str, Any] | 
         "seconds_a_step": copied.total_ns / 1e9 / PROFILED_STEPS,
         "bytes_a_step": sum(int(each["args"]["bytes"]) for each in copies) // PROFILED_STEPS,
         "compute_seconds_a_step": compute.total_ns / 1e9 / PROFILED_STEPS,
-        "behind_compute_ratio": compute.covered_ns(copied) / copied.total_ns,
+        "behind_compute_ratio": compute.within(copied).total_ns / copied.total_ns,
     }
 
 
@@ -141,4 +141,4 @@ def _make(options: Options, *, data_digest: str) -> Arm:
 
 
 if __name__ == "__main__":
-    sys.exit(main(make=_make, want_lanes=False))
+    sys.exit(main(make=_make))

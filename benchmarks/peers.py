@@ -35,6 +35,8 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,6 @@ from benchmarks.peers_libraries import (
 from benchmarks.step import STATE_BYTES_PER_PARAMETER, state_bytes
 from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, temporary_directory
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.compare.comparison import package_version
 from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
 LUWU, CACHED, SERVER = "luwu", "luwu-cached", "ps"
@@ -301,7 +302,7 @@ def _run(arguments: argparse.Namespace) -> int:
         say(f"{name}: {value:.2f}")
     result = harness.document(
         "peers", rows, found, claims_meaning=MEANINGS, smoke=arguments.smoke,
-        deepspeed=package_version("deepspeed"),
+        deepspeed=metadata.version("deepspeed") if find_spec("deepspeed") else None,
     )  # fmt: skip
     harness.write(arguments.json, result)
     return 0

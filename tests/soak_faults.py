@@ -1,8 +1,9 @@
 """Faults of a soak: SIGKILL to a process of a run, or a stall of a second, drawn from a seed.
 
-One at a time. After each the run must decide two more steps (what the first needs may have been
-sent before the fault) or come to its end, within a limit; only then the next one is due. A
-violation is a run that does neither, and whatever `Progress` finds wrong.
+One at a time. After each the run must decide three more steps (one may be decided and not recorded
+yet, and what the next needs may have been sent before the fault) or come to its end, within a
+limit; only then the next one is due. A violation is a run that does neither, and a step that was
+lost, decided again or left out (I1, I2).
 """
 
 from __future__ import annotations
@@ -12,18 +13,21 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import DeadlineError
+from luwu.base.foreign import lines_of
+from luwu.base.json_file import json_object
 from luwu.base.seeds import derive
-from luwu.launch.progress import Progress
+from luwu.launch.progress import Decided
 from luwu.testing.cluster import Cluster
 
 LIMIT_S: Final = 120.0
 STALL_NS: Final = 10**9
-STEPS_AFTER: Final = 2
+STEPS_AFTER: Final = 3
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def draw(seed: int, victims: Sequence[tuple[str, int]], count: int, every_ns: in
 
 def strike(cluster: Cluster, faults: Sequence[Fault], say: Callable[[str], None]) -> Struck:
     """Make the faults in a run. `say` receives a line for each that happened."""
-    struck, progress = Struck(), Progress(cluster.run_directory)
+    struck, decided = Struck(), Decided(cluster.run_directory)
     start_ns = SYSTEM_CLOCK.now_ns()
     for fault in faults:
         name = f"{'kill' if fault.is_kill else 'stall'} {fault.role} {fault.rank}"
@@ -74,18 +78,34 @@ def strike(cluster: Cluster, faults: Sequence[Fault], say: Callable[[str], None]
             pid = cluster.wait_for(fault.role, fault.rank, limit_s=LIMIT_S)
             struck.count += 1
             struck_ns = _hit(cluster, fault, pid)
-            _wait_for_steps(cluster, progress, struck_ns, name)
+            cluster.wait_for_steps(decided.count() + STEPS_AFTER, limit_s=LIMIT_S)
             waited_s = (SYSTEM_CLOCK.now_ns() - struck_ns) / 1e9
             say(f"fault   {name} (pid {pid}); goes on {waited_s:.2f} s later")
         except DeadlineError as error:
             if cluster.exit_code() != 0:  # None: it does not go on; else it has not ended well
                 struck.violations.append(f"{name}: {error}")
             break
-        if progress.violations:
-            break
-    progress.look()
-    struck.violations += progress.violations
+    struck.violations += out_of_order(cluster.run_directory.events("node"))
     return struck
+
+
+def out_of_order(events: Path) -> list[str]:
+    """Steps that a node lost over a restart, decided again or left out, of all that it recorded."""
+    last: int | None = None
+    found = []
+    for record in map(json_object, lines_of(events)):
+        if record.get("name") == "node.opened" and record["version"] is not None:
+            if last is not None and record["version"] < last + 1:
+                steps = record["version"]
+                found.append(f"step {last} was decided, but the node restarted with {steps} steps")
+            last = record["version"] - 1 if record["version"] else None
+        elif record.get("name") == "node.step":
+            step = record["step"]
+            if last is not None and step != last + 1:
+                kind = "again" if step <= last else "with steps left out"
+                found.append(f"step {step} was decided after step {last}: {kind}")
+            last = step
+    return found
 
 
 def _hit(cluster: Cluster, fault: Fault, pid: int) -> int:
@@ -107,16 +127,6 @@ def _until(cluster: Cluster, at_ns: int, *, limit_s: float) -> None:
         return SYSTEM_CLOCK.now_ns() >= at_ns or None
 
     cluster.until(is_time, "the next fault", limit_s=limit_s)
-
-
-def _wait_for_steps(cluster: Cluster, progress: Progress, struck_ns: int, name: str) -> None:
-    seen: list[int] = []
-
-    def goes_on() -> bool | None:
-        seen.extend(each.at_ns for each in progress.look() if each.at_ns > struck_ns)
-        return len(seen) >= STEPS_AFTER or None
-
-    cluster.until(goes_on, f"{STEPS_AFTER} steps after {name}", limit_s=LIMIT_S)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -9,7 +9,6 @@ import torch
 from luwu.base.errors import StepAborted
 from workers.data import Batches, load_corpus
 from workers.options import parse_options
-from workers.step_profile import StepProfile
 from workers.train import Progress, make_arm, train_step
 
 
@@ -21,12 +20,11 @@ def main() -> None:
     batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
     arm = make_arm(options, data_digest=corpus.digest)
     arm.build(options.gpt(corpus.vocab))
-    no_profile = StepProfile(arm, options, is_wanted=False)
     step, is_finished = arm.first_step, False
     while not is_finished:
         try:
             if step < options.steps:
-                train_step(arm, batches, options, Progress(), step, no_profile)
+                train_step(arm, batches, options, Progress(), step)
                 step += 1
             else:
                 arm.finish()

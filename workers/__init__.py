@@ -7,7 +7,6 @@ baselines.py     the arms that torch brings: FSDP2 and DDP
 gpt.py           a small GPT
 data.py          tokens and batches, a pure function of seed and step
 data_file.py     checks of `--data` without torch
-step_profile.py  one step of FSDP2 by torch's profiler, for the report
 pace.py          slower compute, for emulation
 finetune.py      fine-tunes a Hugging Face model
 """

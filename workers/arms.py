@@ -72,6 +72,9 @@ class Arm(ABC):
         self.optimizer.zero_grad()
         return norm
 
+    def log(self, **scalars: float) -> None:  # noqa: B027 - most arms have no run that shows them
+        """Record numbers of the last step, where `luwu status` looks for them."""
+
     def finish(self) -> None:  # noqa: B027 - most arms have nothing to wait for
         """Return when the last step is final."""
 
@@ -222,6 +225,9 @@ class LuwuArm(_NetworkArm):
         self.optimizer.zero_grad()
         # Reading the norm waits for the step, so only the rank that prints it does.
         return result.grad_norm if want_norm and self.rank == 0 else None
+
+    def log(self, **scalars: float) -> None:
+        self._luwu.log(**scalars)
 
     def finish(self) -> None:
         self._luwu.finish()

@@ -90,12 +90,6 @@ class Options:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.arm not in ARM_NAMES:
-            raise ConfigError(f"unknown arm {self.arm!r}; the arms are {', '.join(ARM_NAMES)}")
-        if self.dtype not in COMPUTE_DTYPES:
-            raise ConfigError(
-                f"unknown dtype {self.dtype!r}; there are {', '.join(COMPUTE_DTYPES)}"
-            )
         if self.arm != "luwu" and {self.state_dtype, self.master_dtype} != {"float32"}:
             raise ConfigError(
                 f"--state-dtype and --master-dtype belong to --arm luwu, not to {self.arm}; leave "

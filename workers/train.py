@@ -34,7 +34,6 @@ from luwu.base.seeds import derive
 from workers.arms import Arm, DilocoArm, LuwuArm, SingleArm
 from workers.data import Batches, Corpus, load_corpus
 from workers.options import Options, env_int, parse_options
-from workers.step_profile import BACKWARD, FORWARD, UPDATE, StepProfile
 
 
 @dataclass(slots=True)
@@ -52,8 +51,6 @@ class Progress:
     finish_seconds: float = 0.0
     private_bytes_max: int | None = None
     """Largest sample of memory that is not a file's or another process's, after a backward."""
-    profiled_step: dict[str, Any] | None = None
-    """One step as lanes, of an arm of FSDP2."""
 
 
 def make_arm(options: Options, *, data_digest: str) -> Arm:
@@ -70,13 +67,9 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
 
 
 def main(
-    arguments: Sequence[str] | None = None, make: Callable[..., Arm] = make_arm,
-    *, want_lanes: bool = True,
+    arguments: Sequence[str] | None = None, make: Callable[..., Arm] = make_arm
 ) -> int:  # fmt: skip
-    """Train as the command line says; returns the exit code. `make` joins the run as its arm.
-
-    `want_lanes`: profile a step of FSDP2. False where `make` profiles: torch has one profiler.
-    """
+    """Train as the command line says; returns the exit code. `make` joins the run as its arm."""
     atexit.register(gc.freeze)  # else Python destroys all that torch made: 0.4 s of a processor
     try:
         options = parse_options(arguments)
@@ -86,7 +79,7 @@ def main(
         batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
         arm = make(options, data_digest=corpus.digest)
         arm.build(options.gpt(corpus.vocab))
-        progress = train(arm, batches, options, want_lanes=want_lanes)
+        progress = train(arm, batches, options)
         weights_digest = arm.weights_digest()
         write_result(arm, corpus, progress, weights_digest, options)
         arm.leave()
@@ -96,18 +89,16 @@ def main(
     return 0
 
 
-def train(arm: Arm, batches: Batches, options: Options, *, want_lanes: bool = True) -> Progress:
+def train(arm: Arm, batches: Batches, options: Options) -> Progress:
     """Run the remaining steps; goes back where a step was lost."""
     progress = Progress()
     recorder = Recorder(role="worker")
-    profile = StepProfile(arm, options, is_wanted=want_lanes)
     step = arm.first_step
     finished = False
     while not finished:
         try:
             if step < options.steps:
-                with profile.around(step):
-                    train_step(arm, batches, options, progress, step, profile)
+                train_step(arm, batches, options, progress, step)
                 report(arm, recorder, options, progress, step)
                 step += 1
             else:
@@ -118,14 +109,10 @@ def train(arm: Arm, batches: Batches, options: Options, *, want_lanes: bool = Tr
         except StepAborted as error:
             progress.aborts_count += 1
             step = error.step
-    progress.profiled_step = profile.document
     return progress
 
 
-def train_step(
-    arm: Arm, batches: Batches, options: Options, progress: Progress, step: int,
-    profile: StepProfile,
-) -> None:  # fmt: skip
+def train_step(arm: Arm, batches: Batches, options: Options, progress: Progress, step: int) -> None:
     """Forward, backward, update. Most arms compute one batch; the single arm every worker's."""
     started_ns = SYSTEM_CLOCK.now_ns()
     losses = []
@@ -134,18 +121,14 @@ def train_step(
         x_BT, y_BT = batches.batch(
             step, rank=rank, world_size=arm.world_size, per_rank=options.batch
         )
-        with profile.part(FORWARD):
-            logits_BTV = arm.module(x_BT.to(arm.device))
-            loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.to(arm.device).flatten())
-        with profile.part(BACKWARD):
-            loss.backward()
+        logits_BTV = arm.module(x_BT.to(arm.device))
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), y_BT.to(arm.device).flatten())
+        loss.backward()
         losses.append(loss.detach())
-    if not profile.is_open:
-        taken = private_bytes(os.getpid())
-        if taken is not None:
-            progress.private_bytes_max = max(taken, progress.private_bytes_max or 0)
-    with profile.part(UPDATE):
-        grad_norm = arm.step(want_norm=_printed(options, step))
+    taken = private_bytes(os.getpid())
+    if taken is not None:
+        progress.private_bytes_max = max(taken, progress.private_bytes_max or 0)
+    grad_norm = arm.step(want_norm=_printed(options, step))
     progress.loss[step] = math.fsum(float(each) for each in losses) / len(losses)
     if grad_norm is not None:
         progress.grad_norm[step] = grad_norm
@@ -162,11 +145,13 @@ def report(arm: Arm, recorder: Recorder, options: Options, progress: Progress, s
     recent = [progress.step_seconds[k] for k in range(since, step + 1)]
     tokens = len(recent) * arm.world_size * options.batch * options.context
     memory = memory_bytes("VmHWM")
+    loss, grad_norm = progress.loss[step], progress.grad_norm.get(step, math.nan)
+    arm.log(loss=loss, grad_norm=grad_norm)
     recorder.event(
         "train.step",
         step=step,
-        loss=progress.loss[step],
-        grad_norm=progress.grad_norm.get(step, float("nan")),
+        loss=loss,
+        grad_norm=grad_norm,
         memory="unknown" if memory is None else format_bytes(memory).replace(" ", ""),
         tps=round(tokens / sum(recent)),
     )
@@ -195,7 +180,6 @@ def write_result(
         "grad_norm": {str(k): progress.grad_norm[k] for k in sorted(progress.grad_norm)},
         "finish_seconds": progress.finish_seconds,
         "aborts_count": progress.aborts_count,
-        "profiled_step": progress.profiled_step,
         "tokens": len(steps) * tokens_per_step,
         "peak_rss_bytes": memory_bytes("VmHWM"),
         "private_bytes_max": progress.private_bytes_max,

@@ -14,11 +14,10 @@ same instant of the wall clock, and which boot of which host the monotonic clock
 
     {"name":"clock","role":"node","monotonic_ns":...,"unix_ns":...,"boot":"6f9c..."}
 
-Records name an extent by its number. What it is of, and which workers a switch adds up, is recorded
-once by each start of a node and of a switch: units with their extents' count, in order.
+Records name an extent by its number. What it is of is recorded once by each start of a node: units
+with their extents' count, in order.
 
-    {"name":"node.about","units":[["root",3],["blocks.0",2]],"sums_bytes_max":...}
-    {"name":"switch.about","ranks":"0-3","slots_limit":null}
+    {"name":"node.about","units":[["root",3],["blocks.0",2]]}
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ from luwu.base.expendable import Expendable, print_if_possible
 CLOCK: Final = "clock"
 """Name of the record that a timeline is aligned by."""
 NODE_ABOUT: Final = "node.about"
-"""Name of the record of a node's units, and of the bytes of sums that it holds at most."""
-SWITCH_ABOUT: Final = "switch.about"
-"""Name of the record of the ranks below a switch, and of its slots, where they are fixed."""
+"""Name of the record of a node's units."""
 JOB_OVER: Final = "job.over"
 """Name of the record of a switch or node whose job is over, before it writes its results."""
 SCALARS: Final = "scalars"

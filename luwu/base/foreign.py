@@ -9,6 +9,7 @@ which is bounded. An OSError says why a file is not read, a ValueError why its t
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -82,6 +83,27 @@ def lines_of(path: Path) -> Iterator[bytes]:
     """Its lines; one that is too long comes in pieces. Raises OSError."""
     with open_lines(path) as file:
         yield from iter(lambda: file.readline(LINE_BYTES_MAX), b"")
+
+
+class LogFollower:
+    """New whole lines of a growing file, each time it is asked."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._rest = b""
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def lines(self, *, is_last: bool = False) -> Iterator[str]:
+        """The lines completed since the last call; at the end of all, an incomplete one too."""
+        with contextlib.suppress(OSError), open_lines(self._path) as file:
+            file.seek(self._offset)
+            while data := file.read(LINE_BYTES_MAX):
+                self._offset += len(data)
+                *lines, self._rest = (self._rest[:LINE_BYTES_MAX] + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+        if is_last and self._rest:
+            yield self._rest.decode(errors="replace")
+            self._rest = b""
 
 
 def parse_json(data: bytes | memoryview) -> Any:

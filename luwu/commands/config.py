@@ -21,19 +21,16 @@ from luwu.commands import form
 def run(resolved: Resolved, origin: bool, as_json: bool) -> int:
     """List all keys with the values that a run with the same file, environment and flags uses."""
     document = resolved.document()
-    if as_json:
-        form.print_json(document)
-        return 0
     width = max(len(name) for name in KEYS)
+    lines = []
     for name, entry in document["keys"].items():
         value = entry["value"]
         shown = "# unset" if value is None else json.dumps(value)
         line = f"{name:<{width}} = {shown}" if value is not None else f"# {name}"
         if origin:
             line = f"{line:<{width + 24}}  # {entry['origin']}"
-        print(line)
+        lines.append(line)
     if origin:
-        print("\n# other environment variables")
-        for variable, text in ENVIRONMENT_ONLY.items():
-            print(f"# {variable:<{width}} {text}")
-    return 0
+        lines += ["", "# other environment variables"]
+        lines += [f"# {name:<{width}} {text}" for name, text in ENVIRONMENT_ONLY.items()]
+    return form.show(document, "\n".join(lines), as_json=as_json)

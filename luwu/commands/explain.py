@@ -21,14 +21,9 @@ def run(code: str | None, as_json: bool) -> int:
     """Explain the code at the end of an error message: its meaning, its usual causes and what to
     do next. Without CODE, list all codes."""
     chosen = list(entries().values()) if code is None else [entry(code)]
-    if as_json:
-        form.print_json({"schema": 1, "errors": [asdict(each) for each in chosen]})
-    elif code is not None:
-        print(text(chosen[0]))
-    else:
-        for each in chosen:
-            print(f"{each.code}  {each.title}")
-    return 0
+    titles = "\n".join(f"{each.code}  {each.title}" for each in chosen)
+    document = {"schema": 1, "errors": [asdict(each) for each in chosen]}
+    return form.show(document, titles if code is None else text(chosen[0]), as_json=as_json)
 
 
 def text(each: Entry) -> str:

@@ -79,27 +79,24 @@ def run(
         raise advise(error, Path(where), "export") from error
     with stop_requests() as should_stop, opened as source:
         found = export_state(source, out, options, should_stop=should_stop)
-    if as_json:
-        document = {
-            "schema": 1,
-            "out": str(found.path),
-            "step": found.step,
-            "weights_digest": found.weights_digest,
-            "bytes": found.nbytes,
-            "buffer_bytes": found.buffer_bytes,
-            "seconds": found.seconds,
-            "files": found.files,
-        }
-        form.print_json(document)
-        return 0
+    document = {
+        "schema": 1,
+        "out": str(found.path),
+        "step": found.step,
+        "weights_digest": found.weights_digest,
+        "bytes": found.nbytes,
+        "buffer_bytes": found.buffer_bytes,
+        "seconds": found.seconds,
+        "files": found.files,
+    }
     rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
-    print(
+    text = (
         f"{found.path}: step {found.step}, {format_bytes(found.nbytes)} in "
         f"{len(found.files)} {'file' if len(found.files) == 1 else 'files'}, "
-        f"{found.seconds:.1f} s ({rate}/s)"
+        f"{found.seconds:.1f} s ({rate}/s)\n"
+        f"weights digest {found.weights_digest}"
     )
-    print(f"weights digest {found.weights_digest}")
-    return 0
+    return form.show(document, text, as_json=as_json)
 
 
 def is_running(where: str) -> bool:

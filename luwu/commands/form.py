@@ -285,6 +285,15 @@ def print_json(document: object) -> None:
     print(json.dumps(document, indent=1))
 
 
+def show(document: object, text: str, *, as_json: bool) -> int:
+    """Print a document, or its text for people; the exit code."""
+    if as_json:
+        print_json(document)
+    else:
+        print(text)
+    return 0
+
+
 class Commands(Form, click.Group):
     """A command that consists of others: the word after it chooses one."""
 

@@ -40,23 +40,20 @@ def run(
             source, state, like=like, chunk_bytes=chunk, memory_budget_bytes=memory_budget,
             should_stop=should_stop,
         )  # fmt: skip
-    if as_json:
-        document = {
-            "schema": 1,
-            "state": str(found.path),
-            "step": found.step,
-            "weights_digest": found.weights_digest,
-            "chunk_bytes": found.chunk_bytes,
-            "bytes": found.nbytes,
-            "seconds": found.seconds,
-        }
-        form.print_json(document)
-        return 0
+    document = {
+        "schema": 1,
+        "state": str(found.path),
+        "step": found.step,
+        "weights_digest": found.weights_digest,
+        "chunk_bytes": found.chunk_bytes,
+        "bytes": found.nbytes,
+        "seconds": found.seconds,
+    }
     rate = format_bytes(found.nbytes / max(found.seconds, 1e-9))
-    print(
+    text = (
         f"{found.path}: step {found.step}, {format_bytes(found.nbytes)} of state, chunk "
-        f"{exact_size(found.chunk_bytes)}, {found.seconds:.1f} s ({rate}/s)"
+        f"{exact_size(found.chunk_bytes)}, {found.seconds:.1f} s ({rate}/s)\n"
+        f"weights digest {found.weights_digest}\n"
+        f"go on with luwu run --state {found.path} --resume ..."
     )
-    print(f"weights digest {found.weights_digest}")
-    print(f"go on with luwu run --state {found.path} --resume ...")
-    return 0
+    return form.show(document, text, as_json=as_json)

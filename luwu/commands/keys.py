@@ -151,10 +151,10 @@ def list_keys(resolved: Resolved, as_json: bool) -> int:
         }
         for key, identity in read_allowed(directory).items()
     ]
-    if as_json:
-        form.print_json({"schema": 1, "directory": str(directory), "keys": rows})
-        return 0
-    for row in rows:
-        here = "secret here" if row["secret_is_here"] else "secret elsewhere"
-        print(f"{row['name']:<16} {row['role']:<8} {row['public_key']}  {here}")
-    return 0
+    text = "\n".join(
+        f"{row['name']:<16} {row['role']:<8} {row['public_key']}  "
+        f"secret {'here' if row['secret_is_here'] else 'elsewhere'}"
+        for row in rows
+    )
+    document = {"schema": 1, "directory": str(directory), "keys": rows}
+    return form.show(document, text, as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,5 +48,4 @@ def run(
     table |= {} if systems is None else {"systems": systems.lower().replace(" ", "").split(",")}
     table |= {} if goal is None else {"goal": goal}
     found = plan(table, catalogue)
-    print(json.dumps(plan_document(found), indent=1) if as_json else plan_text(found))
-    return 0
+    return form.show(plan_document(found), plan_text(found), as_json=as_json)

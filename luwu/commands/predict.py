@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -115,7 +114,7 @@ def step(
                 f"cores: are LuWu's, and the system is {question.system!r}; leave it out"
             )
         document["cores_step_s"] = play_driven_steps(on.job, on.nodes)
-    print(json.dumps(document, indent=1) if as_json else text(document))
+    form.show(document, text(document), as_json=as_json)
     return 0 if document.get("fits", True) else 1
 
 
@@ -147,11 +146,9 @@ def run_sweep(
     is in FILE, or in flags, as of luwu predict step."""
     table, assumed = _completed(asked, file, catalogue)
     found = sweep(table, over, catalogue, of)
-    if as_json:
-        print(json.dumps(sweep_document(found, of) | {"assumed": assumed}, indent=1))
-    else:
-        print("\n".join([*assumed_text(assumed), sweep_text(found, of)]))
-    return 0
+    document = sweep_document(found, of) | {"assumed": assumed}
+    shown = "\n".join([*assumed_text(assumed), sweep_text(found, of)])
+    return form.show(document, shown, as_json=as_json)
 
 
 @run.command("validate", cls=form.Command, examples=("luwu predict validate",))
@@ -160,8 +157,7 @@ def run_sweep(
 def validate(as_json: bool, catalogue: Catalogue) -> int:
     """Compare predictions with published results."""
     document = checked.document(catalogue)
-    print(json.dumps(document, indent=1) if as_json else checked.text(document))
-    return 0
+    return form.show(document, checked.text(document), as_json=as_json)
 
 
 @run.command(
@@ -176,8 +172,7 @@ def list_catalogue(kind: str | None, as_json: bool, catalogue: Catalogue) -> int
     """List the systems, models, software, devices, networks and other hardware that a question can
     name, with their main numbers and sources; with KIND one kind alone."""
     document = listing(catalogue, SYSTEMS, kind)
-    print(json.dumps(document, indent=1) if as_json else listing_text(document))
-    return 0
+    return form.show(document, listing_text(document), as_json=as_json)
 
 
 def presets() -> dict[str, str]:

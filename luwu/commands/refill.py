@@ -44,22 +44,19 @@ def run(state: Path, replicas: int | None, without: Sequence[int], as_json: bool
 
     with stop_requests() as should_stop:
         found = refill(state, replicas=replicas, without=without, should_stop=should_stop)
-    if as_json:
-        document = {
-            "schema": 1, "state": str(found.path), "step": found.version,
-            "replicas": found.replicas, "nodes": list(found.nodes),
-            "given_up": list(found.given_up), "bytes": found.nbytes, "seconds": found.seconds,
-        }  # fmt: skip
-        form.print_json(document)
-        return 0
+    document = {
+        "schema": 1, "state": str(found.path), "step": found.version,
+        "replicas": found.replicas, "nodes": list(found.nodes),
+        "given_up": list(found.given_up), "bytes": found.nbytes, "seconds": found.seconds,
+    }  # fmt: skip
     numbers = ", ".join(map(str, found.nodes))
-    print(
+    text = (
         f"{state}: node {numbers} filled at step {found.version}, {format_bytes(found.nbytes)} in "
-        f"{found.seconds:.1f} s"
+        f"{found.seconds:.1f} s\n"
     )
     if found.given_up:
         given_up = ", ".join(map(str, found.given_up))
-        print(f"steps from {found.version} on that only node {given_up} had decided are lost")
+        text += f"steps from {found.version} on that only node {given_up} had decided are lost\n"
     nodes = f"--optimizer-nodes {found.count} --replicas {found.replicas}"
-    print(f"go on with luwu run --state {state} {nodes} --resume ...")
-    return 0
+    text += f"go on with luwu run --state {state} {nodes} --resume ..."
+    return form.show(document, text, as_json=as_json)

@@ -31,19 +31,18 @@ def run(where: str, out: Path, as_json: bool) -> int:
             found = _of_running(where, out, should_stop)
         else:
             found = _at_rest(Path(where), out, should_stop)
-    if as_json:
-        document = {
-            "schema": 2,
-            "out": str(found.path),
-            "step": found.version,
-            "nodes": found.optimizer_nodes,
-            "seconds": found.seconds,
-        }
-        form.print_json(document)
-        return 0
-    print(f"{found.path}: step {found.version}, {found.seconds:.1f} s")
-    print(f"go on with luwu run --state {found.path} --resume ...")
-    return 0
+    document = {
+        "schema": 2,
+        "out": str(found.path),
+        "step": found.version,
+        "nodes": found.optimizer_nodes,
+        "seconds": found.seconds,
+    }
+    text = (
+        f"{found.path}: step {found.version}, {found.seconds:.1f} s\n"
+        f"go on with luwu run --state {found.path} --resume ..."
+    )
+    return form.show(document, text, as_json=as_json)
 
 
 def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot:

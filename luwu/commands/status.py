@@ -6,7 +6,6 @@ three run until Ctrl-C.
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
 from luwu.monitor.watch import Watch
-from luwu.report.lanes import TITLES, lanes_of
+from luwu.report.lanes import TITLES
 
 POLL_S: Final = 0.2
 EVERY_S: Final = 1.0
@@ -41,7 +40,6 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
 
 @form.command("status", "luwu status --watch", "luwu status --serve 8080")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
-@click.option("--all", "has_all", is_flag=True, help="show all counters too")
 @click.option("--watch", is_flag=True, help="repeat every second until the run ends, or Ctrl-C")
 @click.option(
     "--serve",
@@ -55,7 +53,7 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     help="serve metrics to Prometheus",
 )
 def run(
-    run_dir: Path | None, has_all: bool, watch: bool, serve: int | None, as_json: bool,
+    run_dir: Path | None, watch: bool, serve: int | None, as_json: bool,
     prometheus: tuple[str, int] | None,
 ) -> int:  # fmt: skip
     """Show the processes of a run and its progress. RUN is the directory of a run; the default is
@@ -73,21 +71,20 @@ def run(
         host = loopback.host("or use --watch")
         return _until_stopped(host, "/", serve_page(host, serve, watched))
     if watch:
-        return _watch(watched, details=has_all)
+        return _watch(watched)
     document = watched.document()
     with taking(watched.run.path):
-        text = status_text(document, details=has_all)
-    print(json.dumps(document, indent=1) if as_json else text)
-    return 0
+        text = status_text(document)
+    return form.show(document, text, as_json=as_json)
 
 
-def _watch(watch: Watch, *, details: bool) -> int:
+def _watch(watch: Watch) -> int:
     """Print the status every second until the run has ended."""
     top = _TOP if sys.stdout.isatty() else ""
     with stop_requests() as should_stop:
         while not should_stop():
             document = watch.document()
-            print(top + status_text(document, details=details), flush=True)
+            print(top + status_text(document), flush=True)
             if document["state"] not in ("running", "starting"):
                 break
             due_ns = SYSTEM_CLOCK.now_ns() + int(EVERY_S * 1e9)
@@ -113,11 +110,9 @@ BAR: Final = 24
 """Characters of a full bar."""
 
 
-def status_text(document: Mapping[str, Any], *, details: bool = False) -> str:
-    """The status; with `details`, all counters too. No line is longer than 80 characters."""
+def status_text(document: Mapping[str, Any]) -> str:
+    """The status. No line is longer than 80 characters."""
     lines = [*_head(document), *_processes(document), *_step(document), *_problems(document)]
-    if details:
-        lines += _counters(document)
     return "\n".join(line[:COLUMNS].rstrip() for line in lines)
 
 
@@ -166,15 +161,15 @@ def _processes(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _step(document: Mapping[str, Any]) -> Iterator[str]:
-    if document["step"] is None:
+    step = document["step"]
+    if step is None:
         return
-    lanes = lanes_of(document["step"])
-    yield f"step {lanes.step}: {format_seconds(lanes.length_s)}"
-    for lane in lanes.lanes:
-        if lane.pieces:
-            bar = "#" * round(BAR * lane.busy_ratio)
-            mark = "  < limit" if lanes.is_limit(lane.engine) else ""
-            yield f"  {TITLES[lane.engine]:<18} {lane.busy_ratio:>4.0%} {bar:<{BAR}}{mark}"
+    yield f"step {step['step']}: {format_seconds(step['length_s'])}"
+    for lane in step["lanes"]:
+        if lane["pieces"]:
+            bar = "#" * round(BAR * lane["busy_ratio"])
+            mark = "  < limit" if lane["is_limit"] else ""
+            yield f"  {TITLES[lane['engine']]:<18} {lane['busy_ratio']:>4.0%} {bar:<{BAR}}{mark}"
 
 
 def _problems(document: Mapping[str, Any]) -> Iterator[str]:
@@ -191,14 +186,3 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"problems  {'none' if is_none else ', '.join(counts)}"
     for flag in steps["flags"][-3:]:
         yield f"          step {flag['step']}: {flag['text']}"
-
-
-def _counters(document: Mapping[str, Any]) -> Iterator[str]:
-    for row in document["links"]:
-        yield f"{row['process']:<9} {row['link']}"
-        received, sent = format_bytes(row["received_bytes"]), format_bytes(row["sent_bytes"])
-        yield f"          {received} in, {sent} out, {row['messages']:,} messages"
-    for name, counted in document["counters"].items():
-        for key, value in counted.get("core", {}).items():
-            shown = format_bytes(value) if "_bytes" in key else f"{value:,}"
-            yield f"{name:<9} {key.replace('_', ' '):<28} {shown:>14}"

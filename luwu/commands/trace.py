@@ -86,11 +86,8 @@ def _print_summary(run_directory: RunDirectory, steps: Steps, *, as_json: bool) 
     events = run_directory.path / "events"
     found = busy(events, steps)
     ratio = updated_before_last_push_ratio(events) if steps.is_all else None
-    if as_json:
-        form.print_json(summary_document(found, ratio))
-        return
-    print(summary_text(found))
+    lines = [summary_text(found)]
     if ratio is not None:
-        print(f"\npages updated before the last push of their step began: {ratio:.0%}")
-    for note in found.survey.notes:
-        print(f"note    {note}")
+        lines += ["", f"pages updated before the last push of their step began: {ratio:.0%}"]
+    lines += [f"note    {note}" for note in found.survey.notes]
+    form.show(summary_document(found, ratio), "\n".join(lines), as_json=as_json)

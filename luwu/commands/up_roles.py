@@ -49,7 +49,6 @@ from luwu.launch.serving import (
     can_share,
     connection_of,
     decide_sizes,
-    directory_of_node,
     leaf_of,
     new_job,
     serve,
@@ -60,7 +59,6 @@ from luwu.launch.starting import (
     beginning,
     first_step,
     log_text,
-    say_joins,
     say_security,
     say_start,
     start_text,
@@ -70,6 +68,7 @@ from luwu.launch.starting import (
 from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import switch_plan
 from luwu.transport.arena import check_arena
+from switch_emu.store.striped import node_directory
 
 NODE_FILE: Final = "connect-node.json"
 """The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
@@ -199,7 +198,7 @@ def _start_node(up: Up) -> Connection:
     check_nodes(config, None)
     count = config.optimizer_nodes
     state = state_directory(config, STATE_DIRECTORY)
-    own_state = None if state is None else directory_of_node(state, number, count)
+    own_state = None if state is None else node_directory(state, number, count)
     alone = replace(config, optimizer_nodes=1, replicas=1, transport="tcp")
     # Whoever joins by a URL that was written by hand need not know of extents.
     sizes = decide_sizes(alone, own_state, auto_extent=False)
@@ -378,21 +377,19 @@ def _say_tree(
     console.detail(f"switch  {connection.endpoint}")
     console.detail(f"file    {file} (mode 600)")
     say_security(console, connection)
-    joins = []
     for child in tree.below(place):
         start = (
             f"luwu up --role switch{_keys_flag(config)} --tree {config.tree} --name {child.name}"
         )
         workers = _worker_flags(config, is_counted=True)
-        joins.append(f"join    {start}{workers} --join '{connection.url()}'")
+        console.say(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
         if config.on_worker_loss == "stop":
-            joins.append(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
+            console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
         else:
             start = f"luwu run{_keys_flag(config)} --join {where}"
-            joins.append(f"join    {start} --ranks {leaf.ranks} SCRIPT")
-    say_joins(console, joins)
+            console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
 
 
 def _say_next_role(up: Up, connection: Connection) -> None:

@@ -4,8 +4,8 @@ Bytes are totals of the run, payload only, summed over workers; those of `links`
 links, headers included. What an arm does not have is null.
 `worker_peak_rss_bytes`, `switch_peak_rss_bytes`, `node_peak_rss_bytes` and, of all of them at one
 instant, `memory_peak_bytes` are sampled from outside ten times a second: memory that is no file's,
-each page counted once (`luwu/base/process_memory.py`). Of workers that were profiled (FSDP2's on a
-CPU) they are what each measured after its backwards, before the profiler was there.
+each page counted once (`luwu/base/process_memory.py`). Those of workers are at least what each
+measured itself after its backwards.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from luwu.compare.arm import ArmRun
 from luwu.estimate.steps import outcome
 from luwu.launch.nodes import kind_of, total_of_nodes
 
-SCHEMA: Final = 3
-"""3: what was planned has no times of a step but the least of its disk."""
+SCHEMA: Final = 4
+"""4: FSDP2 has no step under torch's profiler."""
 MODEL: Final = "gpt"
 
 
@@ -38,7 +38,7 @@ def environment(arms: Sequence[ArmRun]) -> dict[str, Any]:
     return {
         "luwu": own.version(),
         "torch": first["torch_version"],
-        "pyzmq": package_version("pyzmq"),
+        "pyzmq": metadata.version("pyzmq"),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "cpu": cpu_name(),
@@ -99,7 +99,6 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
             math.fsum(each) / len(workers)
             for each in zip(*(worker["loss"] for worker in workers), strict=True)
         ],
-        "profiled_step": workers[0].get("profiled_step"),
         "step_seconds": step_seconds,
         "step_seconds_median": median,
         "tokens_per_second": tokens_per_step / median if median > 0 else None,
@@ -109,7 +108,7 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
             peak for name, peak in sorted(arm.memory_peaks.items()) if kind_of(name) == "switch"
         ],
         "node_peak_rss_bytes": total_of_nodes(arm.memory_peaks),
-        "memory_peak_bytes": _peak_of_all(arm),
+        "memory_peak_bytes": arm.memory_peak_of_all,
         "node_state_bytes": node.get("node_state_bytes"),
         "memory_budget_bytes": node.get("memory_budget_bytes"),
         "switch_memory_budget_bytes": arm.switches[0].get("memory_budget_bytes")
@@ -152,14 +151,6 @@ def job_step_seconds(workers: Sequence[dict[str, Any]]) -> list[float]:
     return [first_s, *((later - ns) / 1e9 for ns, later in pairwise(ended_ns))][: len(ended_ns)]
 
 
-def package_version(name: str) -> str:
-    """Version of an installed distribution."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def cpu_name() -> str:
     """The processor's name as the kernel tells it."""
     try:
@@ -172,21 +163,9 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def _peak_of_all(arm: ArmRun) -> int:
-    """The sampled peak; with profiled workers, the sum of the peaks that they measured themselves,
-    since samples from outside include the profiler's memory."""
-    if any(worker.get("profiled_step") for worker in arm.workers):
-        return sum(worker["private_bytes_max"] or 0 for worker in arm.workers)
-    return arm.memory_peak_of_all
-
-
 def _worker_peak(arm: ArmRun, worker: dict[str, Any]) -> int | None:
-    own = worker.get("private_bytes_max")
-    if worker.get("profiled_step"):
-        return own
-    sampled = arm.memory_peaks.get(f"worker-{worker['rank']}")
-    known = [count for count in (sampled, own) if count is not None]
-    return max(known) if known else None
+    taken = arm.memory_peaks.get(f"worker-{worker['rank']}"), worker.get("private_bytes_max")
+    return max((count for count in taken if count is not None), default=None)
 
 
 def _network_bytes(workers: Sequence[dict[str, Any]], node: dict[str, Any]) -> dict[str, Any]:

@@ -261,15 +261,11 @@ class RayEngine(Closing):
         """Why Ray has not started an actor in time."""
         limit_s = self._resolved.config.connect_timeout
         free = self._ray.available_resources().get("CPU", 0)
-        if free >= cpus:
-            return (
-                f"the {name} has not started within {limit_s:.0f} s, though {free:g} CPUs are "
-                "free: its host starts processes slowly; raise --connect-timeout"
-            )
         return (
-            f"Ray placed the {name} nowhere within {limit_s:.0f} s: it asks for {cpus} CPUs, "
-            f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g} in all, {free:g} of "
-            "them free; give it more, or lower OMP_NUM_THREADS"
+            f"Ray has not started the {name} within {limit_s:.0f} s: it asks for {cpus} CPUs, and "
+            f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g}, {free:g} of them "
+            "free; give it more, lower OMP_NUM_THREADS, or raise --connect-timeout if its hosts "
+            "start processes slowly"
         )
 
     def _serve(self, serving: Placed) -> None:

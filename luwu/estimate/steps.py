@@ -54,8 +54,7 @@ def busy_seconds(events: Path, steps_count: int) -> dict[str, float] | None:
         found = survey(events)
         spans: dict[str, list[Tracks]] = {"worker": [], "switch": [], "node": []}
         for file in found.files:
-            if not file.prefix:  # else it is of another arm
-                spans.setdefault(file.kind, []).append(spans_of(file, found))
+            spans.setdefault(file.kind, []).append(spans_of(file, found))
     except ConfigError:
         return None
     if steps_count < 1 or not any(spans.values()):

@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 from luwu.base import loopback
-from luwu.base.clock import sleep, unix_ns
+from luwu.base.clock import sleep
+from luwu.base.errors import WorkerFailed
 from luwu.base.expendable import print_if_possible
-from luwu.base.torch_import import import_for_children
+from luwu.base.torch_import import ImportedTorch, import_for_children
 from luwu.launch import entry
 from luwu.launch.attendance import BROKEN_OFF, look_at
 from luwu.launch.processes.children import Forked, end_text, exit_text, stop_all
@@ -42,24 +43,18 @@ from luwu.launch.processes.failures import FINAL_CODES
 from luwu.launch.processes.run_directory import RunDirectory
 
 
-class PreparedEntry:
-    """Imports torch when it is made, or finds out that children must do so themselves.
+def run_entry(torch: ImportedTorch | None, arguments: Sequence[str]) -> None:
+    """In a child: run the entry, or begin as a program of its own that does.
 
     A forked worker begins in milliseconds, and its own import of torch finds what it would have
     found, or it begins as a program of its own (`torch_import.py`).
     """
-
-    def __init__(self) -> None:
-        self._torch = import_for_children()
-
-    def run(self, arguments: Sequence[str]) -> None:
-        """In a child: run the entry, or begin as a program of its own that does."""
-        start_program = functools.partial(_start_program, arguments)
-        if self._torch is None:
-            start_program()
-        else:
-            offer = functools.partial(self._torch.offer, otherwise=start_program)
-            entry.main(arguments, before_script=offer)
+    start_program = functools.partial(_start_program, arguments)
+    if torch is None:
+        start_program()
+    else:
+        offer = functools.partial(torch.offer, otherwise=start_program)
+        entry.main(arguments, before_script=offer)
 
 
 def _start_program(arguments: Sequence[str]) -> NoReturn:
@@ -106,7 +101,7 @@ class Agent:
         self, script: Sequence[str], *, share: Share, policy: str, restarts: int,
         run: RunDirectory, prefix: str, when: Path | None,
     ) -> None:  # fmt: skip
-        self._entry = PreparedEntry()
+        self._torch = import_for_children()
         while when is not None and not when.exists():
             sleep(_POLL_S)
         self._arguments, self._share = [str(run.path), prefix, *script], share
@@ -190,13 +185,8 @@ class Agent:
         """Say why all ended, in the place of a worker that could not."""
         if not self._share.is_all:
             text += "; start this command again, and its ranks take part again"
-        name = f"{self._prefix}worker-{worker.rank}"
-        document = {
-            "schema": 1, "role": "worker", "rank": worker.rank, "pid": worker.process.pid,
-            "unix_ns": unix_ns(), "type": "WorkerFailed", "message": text,
-            "exit_code": _LOST_CODE, "traceback": text,
-        }  # fmt: skip
-        self._run.keep(self._run.error(name), document)
+        process, error = f"{self._prefix}worker-{worker.rank}", WorkerFailed(text)
+        entry.write_error(self._run, process, worker.rank, error, exit_code=_LOST_CODE)
 
     def _start_all(self) -> None:
         self._meeting = self._meet()
@@ -211,7 +201,7 @@ class Agent:
         }
         if self._meeting:
             environ |= self._meeting_environ(rank)
-        return Forked(functools.partial(self._entry.run, self._arguments), environ)
+        return Forked(functools.partial(run_entry, self._torch, self._arguments), environ)
 
     def _meeting_environ(self, rank: int) -> dict[str, str]:
         """Variables that torchrun sets beside the ranks, by which processes of torch.distributed

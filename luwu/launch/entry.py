@@ -59,11 +59,11 @@ def main(
                 raise
         _finish()
     except SystemExit as exc:
-        _write_error(run, process, rank, exc, exit_code=_exit_code(exc))
+        write_error(run, process, rank, exc, exit_code=_exit_code(exc))
         raise
     except BaseException as exc:
         code = exc.exit_code if isinstance(exc, LuwuError) else 1
-        text = _write_error(run, process, rank, exc, exit_code=code)
+        text = write_error(run, process, rank, exc, exit_code=code)
         print(text, file=sys.stderr, flush=True)
         sys.exit(code)
     finally:
@@ -152,7 +152,7 @@ def _redirect_output(run: RunDirectory, process: str) -> None:
         os.close(descriptor)
 
 
-def _write_error(
+def write_error(
     run: RunDirectory, process: str, rank: int, error: BaseException, *, exit_code: int
 ) -> str:
     """Keep what ended the script; its traceback, from the script on."""

@@ -18,6 +18,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json, write_json
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.layout import check_replicas, owners_of
+from switch_emu.store.striped import StripedPages, node_count_of
 
 OF_THE_JOB: Final = ("E500", "E508", "E509")
 """Errors that are not of one node alone."""
@@ -72,8 +73,6 @@ def kind_of(process: str) -> str:
 
 def check_nodes(config: RunConfig, state: Path | None) -> None:
     """Check that so many optimizer nodes can serve this job. Raises ConfigError."""
-    from switch_emu.store.striped import node_count_of
-
     count = config.optimizer_nodes
     check_replicas(count, config.replicas)
     for name in ("drop_node_after", "fill_rate"):
@@ -112,7 +111,6 @@ def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
     assert state is not None
     from luwu.checkpoint.source import description_of
     from switch_emu.node.pages import weights_digest
-    from switch_emu.store.striped import StripedPages
 
     with StripedPages(state, count) as pages:
         description = description_of(pages.configs, state)

@@ -1,77 +1,42 @@
-"""The progress of a run, read from what its node writes: `events/node.jsonl`.
-
-    node.step     step=41    step 41 is decided; of several nodes, as the first has it
-    node.opened   version=41   a node that was started again found 41 decided steps
-
-`Skips` reports steps that the nodes skipped, from what they print.
-
-A step that was decided is never decided again, none is left out, and a node that comes back has
-found all of them: a reader of these lines can check that (I1, I2). A node that was killed between a
-decision and its record left no line for that one step; `node.opened` tells it.
-"""
+"""The progress of a run, read from what its nodes write: events, lines of the log, counters."""
 
 from __future__ import annotations
 
 import shlex
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK, Clock
+from luwu.base.foreign import LogFollower
 from luwu.base.json_file import json_object, read_json
 from luwu.base.quantities import format_duration
-from luwu.launch.processes.console import Console, LogFollower
+from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 
 _SKIPPED: Final = " WARNING node.skipped "
 
 
-@dataclass(frozen=True, slots=True)
 class Decided:
-    """A step and when it was decided, by the monotonic clock of this host."""
+    """Counts the steps of a run that are decided, by the events of its first node.
 
-    step: int
-    at_ns: int
-
-
-class Progress:
-    """Follows a run; `look` reads what is new."""
+    node.step     step=41      step 41 is decided
+    node.opened   version=41   a node that was started again found 41 decided steps: if it was
+                               killed between a decision and its record, one has no record
+    """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.last: int | None = None
-        """The last decided step that is known."""
-        self.violations: list[str] = []
+        self._count = 0
         self._file = LogFollower(run.events("node"))
 
-    @property
-    def steps_count(self) -> int:
-        """The number of decided steps."""
-        return 0 if self.last is None else self.last + 1
-
-    def look(self) -> list[Decided]:
-        """Steps that were decided since the last call."""
-        found = []
+    def count(self) -> int:
+        """The number of decided steps, as far as it is recorded now."""
         for line in self._file.lines():
             record = json_object(line)  # none if the node was killed in mid-line and went on in it
-            if record.get("name") == "node.opened" and record["version"] is not None:
-                self._opened(record["version"])
+            if record.get("name") == "node.opened":
+                self._count = record["version"] or 0
             elif record.get("name") == "node.step":
-                self._decided(record["step"])
-                found.append(Decided(record["step"], record["at_ns"]))
-        return found
-
-    def _opened(self, version: int) -> None:
-        if self.last is not None and version < self.last + 1:
-            self.violations.append(
-                f"step {self.last} was decided, but the node restarted with {version} steps"
-            )
-        self.last = version - 1 if version > 0 else None
-
-    def _decided(self, step: int) -> None:
-        if self.last is not None and step != self.last + 1:
-            kind = "again" if step <= self.last else "with steps left out"
-            self.violations.append(f"step {step} was decided after step {self.last}: {kind}")
-        self.last = step
+                self._count = record["step"] + 1
+        return self._count
 
 
 class Skips:

@@ -55,7 +55,6 @@ class RoleProcess:
         private_directory: Path | None = None,
     ) -> None:  # fmt: skip
         self.role = role
-        self.starts_count = 0
         self.endpoint: str | None = None
         """The endpoint at which it listens, once it has reported it."""
         self._run = run
@@ -73,7 +72,9 @@ class RoleProcess:
     def start(self) -> Child:
         """Start it, the first time or again."""
         self._started_ns, self.is_told = SYSTEM_CLOCK.now_ns(), False
+        environ = role_environ(self._run_id)
         if self.child is not None:
+            environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
             self._spec["listen"] = self._listens_at
@@ -84,15 +85,11 @@ class RoleProcess:
         self._run.error(self.role).unlink(missing_ok=True)
         with refusing(f"the start-up configuration of the {self.role}"):
             config = write_role(self._run, self.role, self._spec, self._private_directory)
-        environ = role_environ(self._run_id)
-        if self.starts_count:
-            environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
         command = [*module, "--config", str(config)]
         self.child = Child(
             self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
         )
-        self.starts_count += 1
         return self.child
 
     def tell_over(self) -> None:

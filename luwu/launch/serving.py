@@ -42,6 +42,8 @@ from switch_emu.node.plan import (
     default_extent_chunks,
     plan_node,
 )
+from switch_emu.store.directory import CONFIG_NAME, read_config
+from switch_emu.store.striped import node_directory
 from switch_emu.switch.capacity import planned_slots
 
 STATE_DIRECTORY: Final = Path("luwu-state")
@@ -108,7 +110,7 @@ def decide_sizes(
     else:
         check_budget(budget)
     chunk = config.chunk
-    made_with = None if state is None else chunk_bytes_of(directory_of_node(state, 0, count))
+    made_with = None if state is None else chunk_bytes_of(node_directory(state, 0, count))
     if chunk is None and made_with is not None:
         chunk = made_with
         lines.append(f"chunk: {exact_size(chunk)}, as {state} was made with")
@@ -283,7 +285,7 @@ def _add_nodes(
             listen=f"{listen}-{number}" if number and is_file else listen,
             advertise=config.advertise if config.no_switch else None,
             memory_budget_bytes=sizes.memory_budget_bytes // count,
-            state=None if state is None else directory_of_node(state, number, count),
+            state=None if state is None else node_directory(state, number, count),
             groups=groups,
             number=number,
         )
@@ -462,17 +464,8 @@ def new_job() -> int:
     return secrets.randbits(48) + 1
 
 
-def directory_of_node(state: Path, number: int, count: int) -> Path:
-    """The directory of a node's pages."""
-    from switch_emu.store.striped import node_directory
-
-    return node_directory(state, number, count)
-
-
 def chunk_bytes_of(state: Path) -> int | None:
     """The chunk of an existing state; None if there is none. Raises ConfigError, StateError."""
-    from switch_emu.store.directory import CONFIG_NAME, read_config
-
     return read_config(state).chunk_bytes if (state / CONFIG_NAME).exists() else None
 
 

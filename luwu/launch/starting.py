@@ -15,7 +15,7 @@ from luwu.base.quantities import format_bytes
 from luwu.join.connection import Connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.progress import Progress
+from luwu.launch.progress import Decided
 from luwu.launch.serving import Sizes, tree_of
 
 SURVIVES: Final = {
@@ -24,8 +24,6 @@ SURVIVES: Final = {
     "none": "survives nothing",
 }
 """What becomes of a decided step, by durability."""
-JOINS_MAX: Final = 2
-"""Commands to join a job that are shown; of more, where they are."""
 
 
 def machines_text(config: RunConfig) -> str:
@@ -87,15 +85,6 @@ def say_security(console: Console, connection: Connection) -> None:
     report(f"security: {connection.security}")
 
 
-def say_joins(console: Console, lines: Sequence[str]) -> None:
-    """The commands to join a job, or where they are if there are many."""
-    is_short = len(lines) <= JOINS_MAX or console.log is None
-    for line in lines:
-        (console.say if is_short else console.detail)(line)
-    if console.log is not None and not is_short:
-        console.say(f"join    {len(lines)} commands, in {shown_path(console.log)}")
-
-
 def _counted(count: int, one: str, many: str) -> str:
     return one if count == 1 else f"{count} {many}"
 
@@ -134,19 +123,18 @@ def stopped(
     run: RunDirectory, state: Path | None, flags: Mapping[str, str], script: Sequence[str]
 ) -> str:
     """The message of a stopped run: what is kept, and the command that continues it."""
-    progress = Progress(run)
-    progress.look()
+    count = Decided(run).count()
     said = "interrupted; every process of the run was stopped"
-    if progress.last is None:
+    if not count:
         return f"{said}. No step was decided yet"
     if state is None:
-        return f"{said}. Step {progress.last} was decided, in RAM only; --state DIR keeps steps"
+        return f"{said}. Step {count - 1} was decided, in RAM only; --state DIR keeps steps"
     words = ["luwu", "run"]
     for name, value in {**flags, "resume": "true"}.items():
         if name != "run_dir":
             flag = f"--{name.replace('_', '-')}"
             words += [flag] if value in ("", "true") else [flag, value]
     return (
-        f"{said}. Step {progress.last} is decided and kept in {state}; go on with\n"
+        f"{said}. Step {count - 1} is decided and kept in {state}; go on with\n"
         f"{shlex.join([*words, *script])}"
     )

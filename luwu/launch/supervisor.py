@@ -24,6 +24,7 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, DeadlineError, Interrupted, StateError
+from luwu.base.foreign import LogFollower
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
@@ -38,7 +39,7 @@ from luwu.launch.processes.children import (
     kill_marked,
     stop_all,
 )
-from luwu.launch.processes.console import Console, LogFollower
+from luwu.launch.processes.console import Console
 from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_failure
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.relay import Relay, Sink

@@ -10,7 +10,7 @@ has ended, that failed and that was stopped. A `Watch` reads what was appended s
                 while the run is under way, the last one that ended
     memory      of each process, beside its budget
     links       bytes on each link of switch and node, and of emulated ones the rate they may have
-    scalars     what rank 0 recorded with `luwu.log`, or printed as `train.step`
+    scalars     what rank 0 recorded with `luwu.log`
     comparison  result.json of `luwu compare`
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -34,7 +33,6 @@ from luwu.base.links import parse_links
 from luwu.base.quantities import format_bytes
 from luwu.join.connection import read_connection
 from luwu.launch.processes.children import command_of, is_of_run
-from luwu.launch.processes.console import LogFollower
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.chart import StepFlag
 from luwu.report.recent import (
@@ -145,7 +143,8 @@ class History:
             self._flags.append((process.unix_ns(record["at_ns"]), text))
 
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
+"""3: `step` and `slowest` are without the system, which is LuWu."""
 RATE_STEPS: Final = 20
 """Period over which the rate of steps is taken."""
 LATE_RATIO: Final = 4
@@ -153,8 +152,6 @@ LATE_RATIO: Final = 4
 LATE_S: Final = 2.0
 """A step that takes fewer seconds is never late."""
 
-_PRINTED: Final = "train.step "
-_FIELD: Final = re.compile(r"(\w+)=(\S+)")
 _STOPPED_CODE: Final = 130
 
 
@@ -165,7 +162,6 @@ class Watch:
         self.run = run
         self._history = History()
         self._events = RecentEvents(run.path / "events", self._history.take)
-        self._printed = LogFollower(run.log("worker-0"))
 
     def document(self) -> dict[str, Any]:
         """The run as its files say now. Raises ConfigError if they are not what a run writes."""
@@ -174,7 +170,6 @@ class Watch:
 
     def _document(self) -> dict[str, Any]:
         self._events.read()
-        self._read_printed()
         processes = processes_of(self.run)
         outcome = read_json(self.run.file("outcome.json"))
         state, text = state_now(self.run, processes, outcome)
@@ -313,19 +308,6 @@ class Watch:
                     "repeats": counts["repeats_sent"],
                 })  # fmt: skip
         return found
-
-    def _read_printed(self) -> None:
-        """Take the numbers of `train.step` lines, which `workers.train` prints."""
-        for line in self._printed.lines():
-            if _PRINTED not in line:
-                continue
-            fields = dict(_FIELD.findall(line))
-            for name in ("loss", "grad_norm"):
-                try:
-                    value = float(fields[name])
-                    self._history.scalars.setdefault(name, {})[int(fields["step"])] = value
-                except (KeyError, ValueError):
-                    continue  # not a line of ours, or no number
 
 
 def processes_of(run: RunDirectory) -> list[dict[str, Any]]:

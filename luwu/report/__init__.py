@@ -10,7 +10,7 @@ recent.py        the same, followed as they grow; the last steps as lanes
 verdict.py       a run in three sentences
 page.py          its page, as one HTML file; the sections of the live page
 table.py         a comparison as plain text
-timeline.py      a run as a timeline for Perfetto: its rows, counters and arrows
+timeline.py      a run as a timeline for Perfetto
 aligned.py       spans of several processes on one clock
 busy.py          busy time of each engine, and the share hidden behind compute
 """

@@ -12,18 +12,16 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.events import CLOCK, NODE_ABOUT, SWITCH_ABOUT
-from luwu.report.event_files import EventFile, Units, event_files, garbage, numbers_in, records
+from luwu.base.events import CLOCK, NODE_ABOUT
+from luwu.report.event_files import EventFile, Units, event_files, garbage, records
 
 RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""
-ABOUTS: Final = (NODE_ABOUT, SWITCH_ABOUT)
-"""Records of a process about itself: no instants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +30,19 @@ class Steps:
 
     first: int | None = None
     end: int | None = None
-    with_next_pulls: bool = False
-    """Pulls of the step `end` belong to it too: of the weights that its steps made."""
 
     @property
     def is_all(self) -> bool:
         """True if nothing is left out."""
         return self.first is None and self.end is None
 
-    def has(self, step: object, name: str = "") -> bool:
-        """True if a record of this name, with this step, belongs to it."""
+    def has(self, step: object) -> bool:
+        """True if a record with this step belongs to it."""
         if self.is_all:
             return True
         if not isinstance(step, int):
             return False
-        if self.with_next_pulls and name == "pull" and step == self.end:
-            return True
         return (self.first or 0) <= step and (self.end is None or step < self.end)
-
-    def and_the_one_before(self) -> Steps:
-        """These steps and the one before them, which made the weights that they pull."""
-        return self if self.first is None else replace(self, first=max(0, self.first - 1))
 
     def __str__(self) -> str:
         if self.is_all:
@@ -127,8 +117,6 @@ class Survey:
     """Chosen spans."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Wall time minus monotonic time, by boot."""
-    abouts: dict[Path, dict[str, Any]] = field(default_factory=dict)
-    """Records of processes about themselves (`luwu.base.events`), by file of a switch or node."""
     units: Units = field(default_factory=Units)
     """Units as a node recorded them; none if there is no such record."""
 
@@ -144,11 +132,6 @@ class Survey:
                 "are as good as these agree"
             )
         return found
-
-    def ranks_below(self, file: EventFile) -> frozenset[int] | None:
-        """The ranks whose gradients a switch adds up; None if it did not record them."""
-        text = self.abouts.get(file.path, {}).get("ranks")
-        return None if text is None else frozenset(numbers_in(text))
 
     def shift_ns(self, boot: str) -> int:
         """The offset from a monotonic time to the run's start."""
@@ -173,8 +156,8 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
                 offsets.setdefault(record["boot"], []).append(record["unix_ns"] - start_ns)
             elif boot is None:
                 raise garbage(file.path, 1, "no clock")
-            elif record["name"] in ABOUTS:
-                found.abouts[file.path] = record
+            elif record["name"] == NODE_ABOUT:
+                found.units = Units(record["units"])
                 continue
             elif "end_ns" in record:
                 start_ns, end_ns = record["start_ns"], record["end_ns"]
@@ -185,9 +168,6 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
             else:
                 continue
             earliest[boot] = min(start_ns, earliest.get(boot, start_ns))
-    found.units = Units(
-        next((each["units"] for each in found.abouts.values() if "units" in each), ())
-    )
     found.offsets = {boot: statistics.median_low(each) for boot, each in offsets.items()}
     found.origin_ns = min((ns + found.offsets[boot] for boot, ns in earliest.items()), default=0)
     shifts = {boot: found.shift_ns(boot) for boot in chosen}
@@ -208,15 +188,15 @@ class Timed:
     """The fields that identify it: step, unit, extent, chunk and so on."""
 
 
-def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterator[Timed]:
-    """The spans and instants of the chosen steps in a file, or of others, in its order; instants
-    without a step if they lie among the chosen spans."""
-    steps = found.steps if steps is None else steps
+def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
+    """The spans and instants of the chosen steps in a file, in its order; instants without a step
+    if they lie among the chosen spans."""
+    steps = found.steps
     shift_ns: int | None = None
     for record in records(file.path):
         name, at_ns = record.pop("name"), record.pop("at_ns", None)
         record.pop("role", None)
-        if name in ABOUTS:
+        if name == NODE_ABOUT:
             continue
         if name == CLOCK:
             is_first, shift_ns = shift_ns is None, found.shift_ns(record["boot"])
@@ -227,7 +207,7 @@ def timed(file: EventFile, found: Survey, steps: Steps | None = None) -> Iterato
         assert shift_ns is not None  # `survey` has seen that a clock is first
         if "end_ns" in record:
             start_ns, end_ns = record.pop("start_ns"), record.pop("end_ns")
-            if steps.has(record.get("step"), name):
+            if steps.has(record.get("step")):
                 yield Timed(name, start_ns + shift_ns, end_ns + shift_ns, record)
             continue
         at_ns += shift_ns

@@ -26,8 +26,6 @@ from luwu.report.intervals import Intervals, union
 from luwu.report.table import line_of, widths_of
 from luwu.report.timeline import TRACKS, track_of
 
-WORKERS_SHOWN_MAX: Final = 8
-"""More workers than these are shown as a range."""
 _NOT_COMPUTE: Final = ("pull_wait", "flatten")
 
 Tracks = Mapping[str, "array[int]"]
@@ -38,8 +36,6 @@ class Engine:
     """A row of the summary."""
 
     process: str
-    rank: int | None
-    """Rank of its worker; None for engines of switch and node."""
     name: str
     span_count: int
     busy_ns: int
@@ -72,8 +68,7 @@ def busy(events: Path, steps: Steps = ALL_STEPS) -> Busy:
         if file.kind == "worker":
             workers = [computes[file.path]]
         else:
-            workers = [computes[each.path] for each in found.files
-                       if each.path in computes and each.prefix == file.prefix]  # fmt: skip
+            workers = list(computes.values())
         for name in sorted(tracks, key=_place):
             both = covered([tracks], name)
             if name == "compute" and file.kind == "worker":
@@ -105,11 +100,10 @@ def summary_document(summary: Busy, updated_before_last_push_ratio: float | None
 
 
 def summary_text(summary: Busy) -> str:
-    """The summary as a table; with two workers it fits 80 columns."""
-    ranks = sorted({engine.rank for engine in summary.engines if engine.rank is not None})
+    """The summary as a table of 80 columns."""
     heads = (
         ("", "process"), ("", "engine"), ("", "spans"), ("", "busy"), ("busy, of", "all time"),
-        ("in parallel", "(mean)"), ("behind compute", _workers_text(ranks)),
+        ("in parallel", "(mean)"), ("behind", "compute"),
     )  # fmt: skip
     rows = [
         (
@@ -120,7 +114,7 @@ def summary_text(summary: Busy) -> str:
             _share(engine.busy_ns, summary.length_ns),
             "-" if engine.name == "compute" or not engine.busy_ns
             else f"{engine.spans_ns / engine.busy_ns:.1f}",
-            _behind_text(engine, ranks),
+            _behind_text(engine.behind_compute),
         )
         for engine in summary.engines
     ]  # fmt: skip
@@ -161,10 +155,9 @@ def _engine(
     busy_ns = both.total_ns
     shares: tuple[float, ...] = ()
     if name != "compute" and busy_ns and any(each.total_ns for each in workers):
-        shares = tuple(each.covered_ns(both) / busy_ns for each in workers)
+        shares = tuple(each.within(both).total_ns / busy_ns for each in workers)
     return Engine(
         process=file.title,
-        rank=file.rank if file.kind == "worker" else None,
         name=name,
         span_count=len(times) // 2,
         busy_ns=busy_ns,
@@ -181,23 +174,12 @@ def _share(part_ns: int, whole_ns: int) -> str:
     return f"{part_ns / whole_ns:.0%}" if whole_ns else "-"
 
 
-def _workers_text(ranks: Sequence[int]) -> str:
-    if len(ranks) > WORKERS_SHOWN_MAX:
-        return f"of workers {ranks[0]} to {ranks[-1]}"
-    return f"of worker {', '.join(map(str, ranks))}" if ranks else ""
-
-
-def _behind_text(engine: Engine, ranks: Sequence[int]) -> str:
-    """A share per worker, in columns; an engine of a worker has one."""
-    shares = engine.behind_compute
+def _behind_text(shares: Sequence[float]) -> str:
+    """The share; of several workers, from the least to the largest."""
     if not shares:
         return "-"
-    if engine.rank is None and len(shares) > WORKERS_SHOWN_MAX:
-        return f"{min(shares):.0%} to {max(shares):.0%}"
-    if len(ranks) > WORKERS_SHOWN_MAX:
-        return f"{shares[0]:.0%}"
-    found = dict(zip([engine.rank] if engine.rank is not None else ranks, shares, strict=False))
-    return " ".join(f"{found[rank]:>4.0%}" if rank in found else "   -" for rank in ranks)
+    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return low if low == high else f"{low} to {high}"
 
 
 def updated_before_last_push_ratio(events: Path) -> float | None:

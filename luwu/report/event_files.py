@@ -11,7 +11,6 @@ at each start of the process a `clock` record. What a line may be:
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT
 from luwu.base.foreign import lines_of
 from luwu.base.json_file import json_object
-from luwu.base.limits import CHUNK_COUNT_MAX
-from luwu.base.quantities import decimal
 
 _LINE_START: Final = b'{"name":"'
 _CLOCK_START: Final = _LINE_START + CLOCK.encode() + b'"'
@@ -36,30 +33,24 @@ class EventFile:
     """The events of one process."""
 
     path: Path
-    prefix: str
-    """Names the arm; empty for luwu."""
     kind: str
     """`worker`, `switch`, `node` or another."""
     rank: int
 
     @property
     def title(self) -> str:
-        """For people: `worker 0`, `fsdp worker 0`, `node`."""
+        """For people: `worker 0`, `node`."""
         return self.path.stem.replace("-", " ")
 
 
 def event_files(folder: Path) -> list[EventFile]:
-    """The files of a run: workers by rank, then switch, node and others; luwu's arm first."""
+    """The files of a run: workers by rank, then switch, node and others."""
     files = []
     for path in folder.glob("*.jsonl"):
-        found = re.fullmatch(r"(?:(.*)-)?(worker|switch|node)(?:-(\d+))?", path.stem)
-        if path.stem.startswith("switch-"):  # one of a tree, by its name
-            prefix, kind, rank = "", "switch", None
-        else:
-            prefix, kind, rank = found.groups() if found else ("", path.stem, None)
-        files.append(EventFile(path, prefix or "", kind, int(rank or 0)))
+        kind, _, which = path.stem.partition("-")  # a rank; of a switch in a tree, its name
+        files.append(EventFile(path, kind, int(which) if which.isdecimal() else 0))
     place = {kind: index for index, kind in enumerate(_KINDS)}
-    files.sort(key=lambda f: (f.prefix, place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
+    files.sort(key=lambda f: (place.get(f.kind, len(_KINDS)), f.rank, f.path.name))
     if not files:
         raise ConfigError(f"no events in {folder}; name the directory of a run", code="E202")
     return files
@@ -137,10 +128,6 @@ class Units:
         """`rows`: name and number of extents of each unit, in order."""
         self._names = [name for name, _ in rows]
         self._ends = list(accumulate(count for _, count in rows))
-        self._extents = {
-            name: range(end - count, end)
-            for (name, count), end in zip(rows, self._ends, strict=True)
-        }
 
     def name_of(self, extent: object) -> str | None:
         """The unit of an extent; None if it is unknown."""
@@ -149,10 +136,6 @@ class Units:
         index = bisect_right(self._ends, extent)
         return self._names[index] if index < len(self._names) else None
 
-    def extents_of(self, unit: object) -> range:
-        """The extents of a unit; none if it is unknown."""
-        return self._extents.get(unit, range(0)) if isinstance(unit, str) else range(0)
-
 
 def are_units(rows: Any) -> bool:
     """True for the `units` of a record: `[["root", 3], ["blocks.0", 2]]`."""
@@ -160,14 +143,3 @@ def are_units(rows: Any) -> bool:
         isinstance(row, list) and [type(each) for each in row] == [str, int] and row[1] >= 0
         for row in rows
     )
-
-
-def numbers_in(text: object) -> Iterator[int]:
-    """The extents that a push names, or the ranks of a switch: `0-3,6`."""
-    for part in text.split(",") if isinstance(text, str) else ():
-        first, _, last = part.partition("-")
-        start, end = decimal(first), decimal(last or first)
-        if start is not None and end is not None:
-            if end - start > CHUNK_COUNT_MAX:
-                raise ValueError(f"{part} names more than there can be")
-            yield from range(start, end + 1)

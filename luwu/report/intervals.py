@@ -25,11 +25,6 @@ class Intervals:
         """Their length."""
         return int((self.ends_I - self.starts_I).sum())
 
-    def covered_ns(self, other: Intervals) -> int:
-        """The length of what lies in both."""
-        before_end = self._length_before(other.ends_I)
-        return int((before_end - self._length_before(other.starts_I)).sum())
-
     def without(self, other: Intervals) -> Intervals:
         """These intervals without the parts that `other` covers."""
         return self._cut(other, is_inside=False)
@@ -44,14 +39,6 @@ class Intervals:
         starts_I, ends_I = edges[:-1], edges[1:]
         chosen = self._has(starts_I) & (other._has(starts_I) == is_inside) & (ends_I > starts_I)
         return union(starts_I[chosen], ends_I[chosen])
-
-    def _length_before(self, times: Times) -> Times:
-        """The length of these intervals before each time."""
-        index = np.searchsorted(self.starts_I, times, side="right")
-        sums = np.concatenate([[0], np.cumsum(self.ends_I - self.starts_I)])
-        ends = np.concatenate([[0], self.ends_I])
-        after: Times = np.where(index > 0, np.maximum(ends[index] - times, 0), 0)
-        return np.asarray(sums[index] - after, np.int64)
 
     def _has(self, times: Times) -> NDArray[np.bool_]:
         index = np.searchsorted(self.starts_I, times, side="right")

@@ -30,8 +30,6 @@ from luwu.report.intervals import Intervals, union
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
 DISK: Final = "disk"
 """The disk, shared by the lanes read and write."""
-ENGINES: Final = (COMPUTE, WAIT, "pull", "push", "sum", "update", "read", "write")
-"""Lanes from the top."""
 LIMITS: Final = (COMPUTE, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
 """An engine that is busy for less of a step alone does not limit it."""
@@ -39,13 +37,7 @@ TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
 }  # fmt: skip
-"""What people call the lanes of LuWu."""
-TITLES_OF_FSDP: Final = {
-    **TITLES, WAIT: "waits and copies", "pull": "all-gather", "push": "reduce-scatter",
-    "update": "optimizer",
-}  # fmt: skip
-"""Titles for FSDP2 (`workers.step_profile`)."""
-LUWU: Final = "luwu"
+"""The lanes from the top, and what people call them."""
 _BOUND: Final = {
     COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
@@ -56,25 +48,9 @@ _MERGED_RATIO: Final = 1 / 1500
 """Pieces nearer than this share of a step are one to the eye."""
 
 Span = tuple[float, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of work, in seconds from the start of the step."""
-
-    start_s: float
-    end_s: float
-    is_pale: bool = False
-    """Forward, which is beside backward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A row of the picture."""
-
-    engine: str
-    pieces: tuple[Piece, ...]
-    busy_ratio: float
+Piece = tuple[float, float, bool]
+"""A stretch of work, in seconds from the start of the step; true if it is forward, which is pale
+beside backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +59,19 @@ class Lanes:
 
     step: int
     length_s: float
-    lanes: tuple[Lane, ...]
+    pieces: Mapping[str, Sequence[Piece]]
+    """When each engine was busy, by name."""
+    busy: Mapping[str, float]
+    """The share of the step in which each was busy; of the disk, either read or write."""
     while_waiting: Mapping[str, float]
     """Shares of the step in which the worker waited for weights and an engine was busy, or other
     workers computed."""
-    disk_ratio: float = 0.0
-    """The share of the step in which the node read or wrote."""
-    system: str = LUWU
-    """The system that ran the step."""
-
-    @property
-    def titles(self) -> Mapping[str, str]:
-        """What people call its lanes."""
-        return TITLES if self.system.startswith(LUWU) else TITLES_OF_FSDP
-
-    def busy_ratio(self, engine: str) -> float:
-        """The share of the step in which an engine was busy."""
-        if engine == DISK:
-            return self.disk_ratio
-        return next((lane.busy_ratio for lane in self.lanes if lane.engine == engine), 0.0)
 
     @property
     def limit(self) -> str:
         """What limits the step: an engine, or `wait` where none is busy for half of it."""
-        busiest = max(LIMITS, key=self.busy_ratio)
-        return busiest if self.busy_ratio(busiest) >= LIMIT_RATIO else WAIT
+        busiest = max(LIMITS, key=lambda engine: self.busy[engine])
+        return busiest if self.busy[busiest] >= LIMIT_RATIO else WAIT
 
     def is_limit(self, engine: str) -> bool:
         """True for the lanes of what limits the step."""
@@ -119,26 +83,20 @@ class Lanes:
         return f"{format_seconds(self.length_s)}. {self._bound_text()}"
 
     def _bound_text(self) -> str:
-        waits, limit = self.busy_ratio(WAIT), self.limit
-        if self.titles is TITLES_OF_FSDP:
-            return (
-                f"Compute is busy {self.busy_ratio(COMPUTE):.0%}, waits and copies for all-gather "
-                f"and reduce-scatter take {waits:.0%} of the training thread, the optimizer "
-                f"{self.busy_ratio('update'):.0%}."
-            )
+        waits, limit = self.busy[WAIT], self.limit
         if limit == COMPUTE:
             others = self.while_waiting.get(OTHERS, 0.0) > max(0.02, waits / 2)
             why = ", mostly while other workers still compute" if others else ""
             return (
-                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%}; {waits:.0%} is spent waiting for "
+                f"{_BOUND[limit]} {self.busy[limit]:.0%}; {waits:.0%} is spent waiting for "
                 f"weights{why}."
             )
         if limit != WAIT:
             return (
-                f"{_BOUND[limit]} {self.busy_ratio(limit):.0%} of it; workers wait for weights for "
+                f"{_BOUND[limit]} {self.busy[limit]:.0%} of it; workers wait for weights for "
                 f"{waits:.0%}."
             )
-        compute = self.busy_ratio(COMPUTE)
+        compute = self.busy[COMPUTE]
         rest = max(0.0, 1 - compute - waits)
         text = f"Compute is busy {compute:.0%}, waits for weights take {waits:.0%}"
         if rest > max(compute, waits):
@@ -154,72 +112,51 @@ class Lanes:
     def document(self) -> dict[str, Any]:
         """The step as JSON."""
         return {
-            "system": self.system,
             "step": self.step,
             "length_s": self.length_s,
             "limit": self.limit,
             "verdict": self.verdict,
             "lanes": [
                 {
-                    "engine": lane.engine,
-                    "busy_ratio": lane.busy_ratio,
-                    "is_limit": self.is_limit(lane.engine),
-                    "pieces": [[p.start_s, p.end_s, p.is_pale] for p in lane.pieces],
+                    "engine": engine,
+                    "busy_ratio": self.busy[engine],
+                    "is_limit": self.is_limit(engine),
+                    "pieces": [list(piece) for piece in pieces],
                 }
-                for lane in self.lanes
+                for engine, pieces in self.pieces.items()
             ],
             "while_waiting": dict(self.while_waiting),
-            "disk_ratio": self.disk_ratio,
+            "disk_ratio": self.busy[DISK],
         }
-
-
-def lanes_of(document: Mapping[str, Any]) -> Lanes:
-    """The step that `document` made."""
-    return Lanes(
-        document["step"],
-        document["length_s"],
-        tuple(
-            Lane(each["engine"], tuple(Piece(*p) for p in each["pieces"]), each["busy_ratio"])
-            for each in document["lanes"]
-        ),
-        document["while_waiting"],
-        document["disk_ratio"],
-        document["system"],
-    )
 
 
 def make_lanes(
     step: int, length_s: float, spans: Mapping[str, Sequence[Span]], *,
     pale: Sequence[Span] = (), stolen: Sequence[Span] = (), others: Sequence[Span] = (),
-    system: str = LUWU,
 ) -> Lanes:  # fmt: skip
     """Lanes of spans by engine; times in seconds from the step's start, and what lies outside of it
     is cut off. `pale`: those of compute that are forward. `stolen`: copies that the training thread
     makes inside of compute. `others`: compute of other workers."""
     length_ns = round(length_s * 1e9)
-    busy = {name: _intervals(spans.get(name, ()), length_ns) for name in ENGINES}
+    busy = {name: _intervals(spans.get(name, ()), length_ns) for name in TITLES}
     waits = busy[WAIT]
     compute = busy[COMPUTE].without(waits).without(_intervals(stolen, length_ns))
     forward = _intervals(pale, length_ns)
     busy[COMPUTE] = compute
-    lanes = []
-    for name, found in busy.items():
-        pieces = _pieces(found, length_ns)
-        if name == COMPUTE:
-            pieces = _pieces(compute.within(forward), length_ns, is_pale=True)
-            pieces += _pieces(compute.without(forward), length_ns)
-            pieces.sort(key=lambda piece: piece.start_s)
-        lanes.append(Lane(name, tuple(pieces), found.total_ns / length_ns))
+    pieces = {name: _pieces(found, length_ns) for name, found in busy.items()}
+    pieces[COMPUTE] = sorted([
+        *_pieces(compute.within(forward), length_ns, is_pale=True),
+        *_pieces(compute.without(forward), length_ns),
+    ])  # fmt: skip
     beside = {name: busy[name] for name in ("sum", "update", "read", "write")}
     beside[OTHERS] = _intervals(others, length_ns)
-    disk = [*spans.get("read", ()), *spans.get("write", ())]
+    busy[DISK] = _intervals([*spans.get("read", ()), *spans.get("write", ())], length_ns)
     return Lanes(
         step,
         length_s,
-        tuple(lanes),
-        {name: waits.covered_ns(each) / length_ns for name, each in beside.items()},
-        _intervals(disk, length_ns).total_ns / length_ns,
-        system,
+        pieces,
+        {name: found.total_ns / length_ns for name, found in busy.items()},
+        {name: waits.within(each).total_ns / length_ns for name, each in beside.items()},
     )
 
 
@@ -234,4 +171,4 @@ def _pieces(found: Intervals, length_ns: int, *, is_pale: bool = False) -> list[
     """With gaps closed that cannot be seen, so that a lane has a thousand pieces at most."""
     shown = union(found.starts_I, found.ends_I, gap_ns=int(length_ns * _MERGED_RATIO))
     pairs = zip((shown.starts_I / 1e9).tolist(), (shown.ends_I / 1e9).tolist(), strict=True)
-    return [Piece(start_s, end_s, is_pale) for start_s, end_s in pairs]
+    return [(start_s, end_s, is_pale) for start_s, end_s in pairs]

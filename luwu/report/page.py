@@ -19,7 +19,6 @@ from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
-from luwu.report.lanes import lanes_of
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import busy_rows, grouped_rows, job_text, notes, spread
@@ -59,7 +58,6 @@ def sections_html(document: Mapping[str, Any]) -> str:
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"]),
         lanes_slowest=_lanes(document["slowest"]),
-        profiled=[(arm["name"], _lanes(arm.get("profiled_step"))) for arm in arms],
         strip=_strip(steps),
         flags=steps["flags"],
         times=times_chart({arm["name"]: arm["step_seconds"] for arm in arms}),
@@ -76,15 +74,10 @@ def sections_html(document: Mapping[str, Any]) -> str:
 
 
 def write_report(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write the page of a run; its path."""
-    return write_page(path, report_html(document))
-
-
-def write_page(path: Path, html: str) -> Path:
-    """Write a page, whole or not at all; its path."""
+    """Write the page of a run, whole or not at all; its path."""
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(html, encoding="utf-8")
+        partial.write_text(report_html(document), encoding="utf-8")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -129,10 +122,7 @@ def both(draw: Callable[[int], str]) -> Markup:
 
 def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
     """A step that was measured."""
-    if step is None:
-        return None
-    lanes = lanes_of(step)
-    return both(lambda width: lanes_chart({lanes.system: lanes}, width=width))
+    return None if step is None else both(lambda width: lanes_chart(step, width=width))
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:

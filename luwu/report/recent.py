@@ -1,32 +1,29 @@
 """The event files of a run, followed as they grow.
 
 Of each process the latest spans are held, enough for some steps, and all instants are handed on:
-a file of any length is read once, and its spans are parsed near its end only. A file that was begun
-while the run is watched is found at the next `read`.
+a file of any length is read once, and only its latest spans are parsed. A file that was begun while
+the run is watched is found at the next `read`.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from luwu.base.events import CLOCK
-from luwu.base.foreign import open_lines
+from luwu.base.foreign import LogFollower
 from luwu.base.json_file import json_object
-from luwu.base.limits import LINE_BYTES_MAX
 from luwu.report.event_files import EventFile, event_files
 from luwu.report.lanes import COMPUTE, WAIT, Lanes, Span, make_lanes
 
-TAIL_BYTES: Final = 1 << 20
-"""The spans of a file's last bytes are parsed when it is first read."""
 SPANS_MAX: Final = 20_000
 """Held of each process, at most."""
 STEPS_HELD: Final = 22
 """Spans of older steps are dropped."""
-_SPAN_MARK: Final = b'"end_ns":'
+_SPAN_MARK: Final = '"end_ns":'
 
 OnInstant = Callable[["ProcessEvents", dict[str, Any]], None]
 
@@ -44,9 +41,7 @@ class ProcessEvents:
         self._newest = 0
         """The latest step that a span names."""
         self._boot = ""
-        self._place = 0
-        self._cut = b""
-        """The beginning of a line whose end is not written yet."""
+        self._lines = LogFollower(file.path)
 
     def unix_ns(self, monotonic_ns: int) -> int:
         """Wall time of an instant of this process."""
@@ -54,26 +49,16 @@ class ProcessEvents:
 
     def read(self, on_instant: OnInstant) -> None:
         """Take in what was appended since."""
-        with open_lines(self.file.path) as opened:
-            spans_from = 0 if self._place else max(0, opened.seek(0, 2) - TAIL_BYTES)
-            opened.seek(self._place)
-            for place, line in self._lines(opened):
-                if _SPAN_MARK not in line or place >= spans_from:
-                    self._take(line, on_instant)
+        spans = deque[str](maxlen=SPANS_MAX)
+        for line in self._lines.lines():
+            if _SPAN_MARK in line:
+                spans.append(line)
+            else:
+                self._take(line, on_instant)
+        for line in spans:
+            self._take(line, on_instant)
 
-    def _lines(self, opened: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-        """New whole lines, and where each begins."""
-        while data := opened.read(LINE_BYTES_MAX):
-            place = self._place - len(self._cut)
-            self._place += len(data)
-            *lines, self._cut = (self._cut + data).split(b"\n")
-            for line in lines:
-                yield place, line
-                place += len(line) + 1
-            if len(self._cut) > LINE_BYTES_MAX:
-                self._cut = b""  # no line of ours
-
-    def _take(self, line: bytes, on_instant: OnInstant) -> None:
+    def _take(self, line: str, on_instant: OnInstant) -> None:
         record = json_object(line)
         name = record.get("name")
         if name is None:
@@ -113,12 +98,8 @@ class RecentEvents:
             self._processes[file.path].read(self._on_instant)
 
     def of(self, *kinds: str) -> list[ProcessEvents]:
-        """LuWu's processes of these kinds, by rank."""
-        found = [
-            each
-            for each in self._processes.values()
-            if each.file.kind in kinds and not each.file.prefix
-        ]
+        """The processes of these kinds, by rank."""
+        found = [each for each in self._processes.values() if each.file.kind in kinds]
         return sorted(found, key=lambda each: (each.file.kind, each.file.rank))
 
 
@@ -165,7 +146,7 @@ def lanes_of_step(events: RecentEvents, step: int, *, slowest: bool = False) -> 
     """A step as that worker saw it whose compute took the median time of all, or the longest."""
     found = sorted(
         (_lanes_of(events, worker, step) for worker in events.of("worker") if worker.spans),
-        key=lambda lanes: lanes.busy_ratio(COMPUTE) * lanes.length_s,
+        key=lambda lanes: lanes.busy[COMPUTE] * lanes.length_s,
     )
     return found[-1] if slowest else found[(len(found) - 1) // 2]
 

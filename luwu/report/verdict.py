@@ -7,7 +7,6 @@ from typing import Any
 
 from luwu.base.quantities import format_bytes, format_duration, format_seconds
 from luwu.report.chart import together
-from luwu.report.lanes import lanes_of
 from luwu.report.table import names_text, same_weights
 
 
@@ -21,7 +20,7 @@ def verdict(document: Mapping[str, Any]) -> list[str]:
         return [f"The run is {document['state']}; no step was decided."]
     found = [_progress(document)]
     if document["step"] is not None:
-        found.append(f"A typical step takes {lanes_of(document['step']).verdict}")
+        found.append(f"A typical step takes {document['step']['verdict']}")
     count = steps["flags_count"]
     found.append(
         "No fault, restart or repeated step."
@@ -84,7 +83,5 @@ def _times(document: Mapping[str, Any]) -> str:
     if len(times) > 1:
         text += f" against {names_text(times[1:])}"
     if document["step"] is not None:
-        lanes = lanes_of(document["step"])
-        text += f". A typical step of luwu takes {lanes.verdict}"
-        return text
+        return f"{text}. A typical step of luwu takes {document['step']['verdict']}"
     return f"{text}."

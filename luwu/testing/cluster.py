@@ -34,7 +34,7 @@ from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import error_of_code
 from luwu.launch.processes.guard import MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.launch.progress import Progress
+from luwu.launch.progress import Decided
 from luwu.testing.calls import load_value, rank_file
 from luwu.testing.record import once, written_tracebacks
 
@@ -155,11 +155,11 @@ class Cluster(Closing):
 
     def wait_for_steps(self, count: int, *, limit_s: float = 60) -> int:
         """Return when so many steps are decided; how many are."""
-        progress = Progress(self.run_directory)
+        decided = Decided(self.run_directory)
 
         def found() -> int | None:
-            progress.look()
-            return progress.steps_count if progress.steps_count >= count else None
+            known = decided.count()
+            return known if known >= count else None
 
         steps: int = self.until(found, f"{count} decided steps", limit_s=limit_s)
         return steps

@@ -111,11 +111,10 @@ class Pipeline:
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
         kernels: tuple[UpdateKernel, UpdateKernel | None], aggregator: Aggregator, plan: NodePlan,
-        recorder: Recorder, wake: Callable[[], None], held_bytes: Callable[[], int] = lambda: 0,
+        recorder: Recorder, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         """`kernels`: of what is updated element by element, and of parameters as a whole, if there
-        are any; `plan`: says how many threads there are; `held_bytes`: of gradients that the node
-        holds; called from any thread."""
+        are any; `plan`: says how many threads there are."""
         self._core, self._job = core, job
         self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
@@ -126,7 +125,7 @@ class Pipeline:
         """One page at a time is updated as a whole: the plan has memory for one."""
         self._streaming = description.update == "streaming"
         self._norm_type = description.norm_type
-        self._recorder, self._wake, self._held_bytes = recorder, wake, held_bytes
+        self._recorder, self._wake = recorder, wake
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
         self.versions = PinnedVersions(
@@ -300,7 +299,7 @@ class Pipeline:
             self.statistics.add(action, group, pieces)
         self._span(
             "update", read_ns, step=action.step, extent=action.extent, chunk=chunk,
-            bytes=group.elems * SUM_BYTES, held_bytes=self._held_bytes(),
+            bytes=group.elems * SUM_BYTES,
         )  # fmt: skip
         return squares, target
 

@@ -126,13 +126,10 @@ class NodeShell(Loop):
             plan=self._plan,
             recorder=self.recorder,
             wake=self.transport.wake,
-            held_bytes=lambda: self.core.budget.bytes_used,
         )
-        sums_bytes = self._plan.sums_bytes + self._storage.spare_bytes(job)
         units = zip(job.layout.units, job.layout.unit_extents, strict=True)
         self.recorder.event(  # what the extents are of, for the readers of spans
-            NODE_ABOUT, level="DEBUG", sums_bytes_max=sums_bytes,
-            units=[[unit.name, len(extents)] for unit, extents in units],
+            NODE_ABOUT, level="DEBUG", units=[[unit.name, len(extents)] for unit, extents in units]
         )  # fmt: skip
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,

@@ -10,7 +10,7 @@ from typing import Any
 
 from luwu.base.clock import new_incarnation
 from luwu.base.errors import ConfigError
-from luwu.base.events import SWITCH_ABOUT, Recorder
+from luwu.base.events import Recorder
 from luwu.base.expendable import Expendable
 from luwu.base.job_spec import read_again
 from luwu.base.json_file import write_json
@@ -123,10 +123,6 @@ def serve_switch(
             job=spec.job, incarnation=spec.incarnation or new_incarnation(), rank=spec.rank,
             children=spec.children, limits=limits, retry=spec.retry, parents_count=len(parents),
             replicas=spec.replicas,
-        )  # fmt: skip
-        recorder.event(
-            SWITCH_ABOUT, level="DEBUG", ranks=_ranks_text(spec),
-            slots_limit=None if limits.slots is None else 2 * limits.slots.slot_count,
         )  # fmt: skip
         adder = make_adder()
         recorder.event("switch.sums", version=adder.version, reason=adder.reason)

@@ -186,8 +186,7 @@ class SwitchShell(Loop):
         now_ns = SYSTEM_CLOCK.now_ns()
         step, _, extent = action.key
         self.recorder.span(
-            "sum", start_ns, now_ns, step=step, extent=extent, bytes=total.nbytes,
-            slots=len(self.core.pool),
+            "sum", start_ns, now_ns, step=step, extent=extent, bytes=total.nbytes
         )  # fmt: skip
         self.do(self.core.summed(now_ns, action, total, total.nbytes))
 

@@ -13,7 +13,7 @@ import pytest
 from luwu.base.errors import ConfigError, LuwuError, StateError, entries
 from luwu.commands.main import main
 from luwu.commands.status import status_text
-from luwu.launch.entry import _write_error
+from luwu.launch.entry import write_error
 from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
@@ -197,7 +197,7 @@ def test_a_code_of_a_worker_comes_through(tmp_path: Path) -> None:
         (KeyError("x"), 1, "E400"),
         (SystemExit(3), 3, "E300"),
     ):
-        _write_error(run, "worker-0", 0, error, exit_code=exit_code)
+        write_error(run, "worker-0", 0, error, exit_code=exit_code)
         assert worker_failure(run, "", exit_code).code == code
 
 

@@ -99,7 +99,7 @@ _CONNECTION: Final = {
 _OF_RUN: Final = (
     "resolved.json", "processes.json", "memory.json", "outcome.json", "steps.json", "connect.json",
     "result.json", "counters/node.json", "counters/switch.json", "roles/node.json",
-    "events/node.jsonl", "events/worker-0.jsonl", "events/switch.jsonl", "logs/worker-0.log",
+    "events/node.jsonl", "events/worker-0.jsonl", "events/switch.jsonl",
 )  # fmt: skip
 
 
@@ -214,7 +214,6 @@ def _run(directory: Path) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     (run / "connect.json").write_text(json.dumps(_CONNECTION))
     (run / "result.json").write_text(json.dumps({"schema": 1, "arms": [], "losses": {}}))
-    (run / "logs" / "worker-0.log").write_text("train.step step=1 loss=2.5 grad_norm=0.1\n")
 
 
 def fuzz_files(

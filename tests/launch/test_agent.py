@@ -174,14 +174,8 @@ def test_workers_wait_for_what_they_join(tmp_path: Path, monkeypatch: pytest.Mon
         if len(done) == 4:
             when.touch()
 
-    class Entry:
-        def __init__(self) -> None:
-            done.append("torch")
-
-        def run(self, arguments: list[str]) -> None: ...
-
     monkeypatch.setattr(module, "sleep", sleep)
-    monkeypatch.setattr(module, "PreparedEntry", Entry)
+    monkeypatch.setattr(module, "import_for_children", lambda: done.append("torch"))
     monkeypatch.setattr(module, "Forked", lambda *_: done.append("worker"))
     Agent(
         ["script.py"], share=Share.of_all(2), policy="stop", restarts=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from luwu.base.errors import ConfigError
-from luwu.launch.entry import _write_error
+from luwu.launch.entry import write_error
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -31,8 +31,8 @@ def test_workers_that_fail_alike_are_counted(tmp_path: Path) -> None:
     """Goal: one traceback; ranks with the same one are named, each other one gets a line."""
     run = RunDirectory.create(tmp_path / "run")
     for rank in (3, 0, 1, 5):
-        _write_error(run, f"worker-{rank}", rank, raised(ValueError("bad batch")), exit_code=1)
-    _write_error(run, "worker-2", 2, raised(ValueError("bad batch of rank 2")), exit_code=1)
+        write_error(run, f"worker-{rank}", rank, raised(ValueError("bad batch")), exit_code=1)
+    write_error(run, "worker-2", 2, raised(ValueError("bad batch of rank 2")), exit_code=1)
 
     lines = str(worker_failure(run, "", 1)).splitlines()
 
@@ -46,5 +46,5 @@ def test_an_error_of_ours_without_frames_of_a_script_has_none(tmp_path: Path) ->
     """Goal: a refusal of the launcher itself reads as one line; a mistake keeps its frames."""
     run = RunDirectory.create(tmp_path / "run")
     for error, lines_count in ((ConfigError("no such place"), 1), (KeyError("mistake"), 4)):
-        text = _write_error(run, "worker-0", 0, hidden(error), exit_code=1)
+        text = write_error(run, "worker-0", 0, hidden(error), exit_code=1)
         assert len(text.splitlines()) == lines_count, text

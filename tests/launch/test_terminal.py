@@ -15,7 +15,6 @@ from luwu.commands.main import main
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import ProgressLine
-from luwu.launch.starting import JOINS_MAX, say_joins
 from tests.helpers.waiting import ManualClock
 
 
@@ -88,21 +87,6 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> No
     printed = io.StringIO()
     Console(printed, log=tmp_path / "no" / "such.log").say("said")
     assert printed.getvalue() == "said\n"
-
-
-def test_many_commands_to_join_are_named_and_not_shown(tmp_path: Path) -> None:
-    """Goal: a start prints at most three lines, however many switches join this one."""
-    run = RunDirectory.create(tmp_path / "run")
-    for count in (JOINS_MAX, JOINS_MAX + 1):
-        printed = io.StringIO()
-        console = Console(printed, details=False, log=run.log("launcher"))
-        lines = [f"join    {number}" for number in range(count)]
-        say_joins(console, lines)
-        if count == JOINS_MAX:
-            assert printed.getvalue().splitlines() == lines
-        else:
-            assert printed.getvalue() == f"join    {count} commands, in {run.log('launcher')}\n"
-        assert all(line in run.log("launcher").read_text() for line in lines)
 
 
 class Watched:

@@ -1,4 +1,4 @@
-"""The suite that `test_plugin_suite.py` runs: a user's tests with every fixture.
+"""The suite that `test_plugin_suite.py` runs: a user's tests with `luwu_run`.
 
 All pass but two, which fail on purpose: `test_killed_worker`, and `test_leaves_a_process` when it
 is torn down.
@@ -12,8 +12,6 @@ import subprocess
 import threading
 
 import pytest
-
-import luwu
 
 
 def rank_and_size(rank):
@@ -35,22 +33,6 @@ def waits_for_ever(rank):
 
 def leaves_a_process(rank):
     return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
-
-
-def train(rank, steps=1):
-    import torch
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 4, bias=False)
-    luwu.init()
-    luwu.fully_shard(model)
-    optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-    norms = []
-    for _ in range(steps):
-        model(torch.full((2, 4), 1.0 + rank)).square().sum().backward()
-        norms.append(optimizer.step().grad_norm)
-        optimizer.zero_grad()
-    return norms
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -76,28 +58,6 @@ def test_several_at_once(luwu_run):
 
 def test_workers_are_where_pytest_is(luwu_run):
     assert luwu_run(directory, workers=1) == [os.getcwd()]
-
-
-def test_training_and_going_on(luwu_run, luwu_session):
-    luwu_run(train, workers=1, service=luwu_session)
-    first = luwu_session.summary
-    luwu_run(train, workers=1, service=luwu_session)
-    assert (first["steps"], luwu_session.summary["steps"]) == (1, 2)
-    assert first["weights_digest"] != luwu_session.summary["weights_digest"]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_threads(luwu_inproc, workers):
-    norms = luwu_inproc(lambda rank: train(rank, steps=2), workers=workers)
-    assert norms == [norms[0]] * workers
-
-
-def test_killed_in_a_whole_cluster(luwu_cluster):
-    cluster = luwu_cluster(waits_for_ever, workers=2)
-    cluster.wait_for_text("rank 1 waits", log="worker-1")
-    pid = cluster.kill("worker", 1)
-    assert cluster.wait(60) == 4
-    assert f"worker 1 (pid {pid}) was lost: signal SIGKILL" in cluster.output
 
 
 def test_killed_worker(luwu_run):

@@ -233,4 +233,4 @@ def test_ray_that_is_too_small(shell: Terminal, cluster: str) -> None:
         "-m", "workers.train",
     )  # fmt: skip
     assert done.wait(WAIT_S) == 3
-    assert "it asks for 1 CPUs, the cluster has 3 in all" in done.err
+    assert "it asks for 1 CPUs, and the cluster has 3, " in done.err

@@ -43,26 +43,11 @@ def test_what_lies_behind_compute(tmp_path: Path) -> None:
     assert engine(found, "node", "update").behind_compute == (1.0, 0.5)
     text = summary_text(found)
     update = next(line for line in text.splitlines() if line.startswith("node "))
-    assert update.split() == ["node", "update", "1", "0.000", "s", "23%", "1.0", "100%", "50%"]
-    first, second = text.splitlines()[2:4]
-    assert first.split("  ")[-1] == "behind compute"
-    assert second.split("  ")[-1] == "of worker 0, 1"
-    assert "in parallel" in first
-    assert "(mean)" in second
+    assert update.split()[:7] == ["node", "update", "1", "0.000", "s", "23%", "1.0"]
+    assert update.endswith(" 50% to 100%")
     own = next(line for line in text.splitlines() if line.startswith("worker 0  push"))
-    assert own.split()[-2:] == ["25%", "-"]
+    assert own.split()[-1] == "25%"
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_many_workers_are_shown_as_a_range(tmp_path: Path) -> None:
-    workers = {
-        f"worker_{rank}": [clock(), span("forward", 0, 10 * (rank + 1), step=0, unit="root")]
-        for rank in range(10)
-    }
-    write(tmp_path, node=[clock(), span("update", 0, 100, step=0)], **workers)
-    text = summary_text(busy(tmp_path))
-    assert "10% to 100%" in text
-    assert "of workers 0 to 9" in text
 
 
 def test_a_run_in_which_nobody_computed(tmp_path: Path) -> None:

@@ -171,12 +171,11 @@ def test_a_lost_node_is_named_and_its_job_goes_on_being_shown(run: RunDirectory)
     assert document["steps"]["flags"][-1]["text"] == "optimizer node 0 has all pages again"
 
 
-@pytest.mark.parametrize("details", [False, True])
-def test_the_status_has_80_columns(run: RunDirectory, details: bool) -> None:
+def test_the_status_has_80_columns(run: RunDirectory) -> None:
     """Goal: no line is longer, whatever is in it; the state is told in full. Method: a run that
     failed for a long reason."""
     write_outcome(run, 4, "worker 1 failed, and this is told at length: " + "why " * 60, "E300")
-    text = status_text(Watch(run).document(), details=details)
+    text = status_text(Watch(run).document())
     assert max(map(len, text.splitlines())) <= COLUMNS
     assert "luwu explain E300" in " ".join(text.split())
     assert "steps     6 decided of 9, 10 steps/s" in text

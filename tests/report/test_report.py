@@ -116,7 +116,7 @@ def test_steps_count_that_all_workers_measured() -> None:
 
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
-    assert document["schema"] == 3
+    assert document["schema"] == 4
     assert document["job"]["tokens_per_step"] == 200
     assert document["environment"]["luwu"] == own.version()
     assert luwu["loss"] == [5.5, 4.5, 3.5]

@@ -14,7 +14,7 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.report.aligned import RESTARTED, Steps, parse_steps, steady_steps, survey, timed
-from luwu.report.event_files import event_files, records, spans
+from luwu.report.event_files import Units, event_files, records, spans
 from luwu.report.timeline import Lanes, in_order, write_timeline
 
 Row = dict[str, Any]
@@ -93,7 +93,7 @@ def test_each_engine_has_its_rows_from_the_top(tmp_path: Path) -> None:
             span("push", 21, 30, step=0, unit=0, rank=2),
         ],
         switch=[clock(), span("sum", 40, 45, step=0, chunk=3)],
-        fsdp_worker_0=[clock(), span("forward", 1, 2, step=0, unit="root")],
+        other=[clock(), span("forward", 1, 2, step=0, unit="root")],
     )
     events = trace_of(folder)
     places = {
@@ -101,7 +101,7 @@ def test_each_engine_has_its_rows_from_the_top(tmp_path: Path) -> None:
     }
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert [names[pid] for pid in sorted(names, key=lambda pid: places[pid])] == [
-        "worker 2", "worker 10", "switch", "node", "fsdp worker 0",
+        "worker 2", "worker 10", "switch", "node", "other",
     ]  # fmt: skip
     found = rows_of(events)
     assert list(name for process, name in sorted(found) if process == "node") == ["novel", "update"]
@@ -195,7 +195,7 @@ def test_times_are_exact_and_numbers_that_json_lacks_are_texts(tmp_path: Path) -
     ])  # fmt: skip
     write_timeline(folder, folder / "trace.json")
     text = (folder / "trace.json").read_text()
-    assert '"ts":1234.567,"dur":9007199253506.426}' in text
+    assert '"ts":1234.567,"dur":9007199253506.426,' in text
     assert "NaN" not in text
     assert '"norm":"nan"' in text
 
@@ -213,6 +213,31 @@ def test_steps_of_a_worker_begin_with_its_loop(tmp_path: Path) -> None:
     assert [(e["name"], e["ts"], e["dur"]) for e in steps] == [
         ("step 0", 0, 18), ("step 1", 20, 20), ("step 0", 50, 10),
     ]  # fmt: skip
+
+
+def test_what_is_of_an_extent_is_named_by_its_unit(tmp_path: Path) -> None:
+    """Goal: names from the node's record; waits are red."""
+    folder = write(
+        tmp_path,
+        worker_0=[clock(), span("pull", 20, 80, step=1, unit="blocks.0"),
+                  span("pull_wait", 70, 80, step=1, unit="blocks.0")],
+        node=[clock(), {"name": "node.about", "units": [["root", 1], ["blocks.0", 2]], "at_ns": 1},
+              span("update", 46, 50, step=0, extent=2, chunk=7),
+              span("update", 55, 60, step=0, extent=0, chunk=8)],
+    )  # fmt: skip
+    found = rows_of(trace_of(folder))
+    names = [each["name"] for each in found["node", "update"]]
+    assert names == ["update blocks.0", "update root"]
+    assert "cname" not in found["worker 0", "pull"][0]
+    assert found["worker 0", "pull_wait"][0]["cname"] == "terrible"
+    assert [Units([("root", 1)]).name_of(extent) for extent in (1, -1, None, "1")] == [None] * 4
+
+
+@pytest.mark.parametrize("units", [None, {}, [["a"]], [["a", -1]], [[1, "a"]], [["a", True]]])
+def test_units_that_are_none_are_refused(tmp_path: Path, units: object) -> None:
+    write(tmp_path, node=[clock(), {"name": "node.about", "units": units, "at_ns": 1}])
+    with pytest.raises(ConfigError, match=r"node\.jsonl:2: units are not a list"):
+        write_timeline(tmp_path, tmp_path / "trace.json")
 
 
 # ---------------------------------------------------------------------- clocks

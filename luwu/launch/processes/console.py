@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
@@ -19,7 +18,6 @@ from luwu.base.clock import local_time_text
 from luwu.base.colours import bold, is_screen
 from luwu.base.expendable import give_up_stream
 from luwu.base.foreign import open_lines
-from luwu.base.limits import LINE_BYTES_MAX
 
 LAUNCHER: Final = "launcher"
 """The launcher's log among those of a run."""
@@ -131,27 +129,6 @@ class Console:
         self._write_log(text)
         if not is_ours:
             self._show(text)
-
-
-class LogFollower:
-    """New whole lines of a growing file, each time it is asked."""
-
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self._path = path
-        self._rest = b""
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
-
-    def lines(self, *, is_last: bool = False) -> Iterator[str]:
-        """The lines completed since the last call; at the end of all, an incomplete one too."""
-        with contextlib.suppress(OSError), open_lines(self._path) as file:
-            file.seek(self._offset)
-            while data := file.read(LINE_BYTES_MAX):
-                self._offset += len(data)
-                *lines, self._rest = (self._rest[:LINE_BYTES_MAX] + data).split(b"\n")
-                yield from (line.decode(errors="replace") for line in lines)
-        if is_last and self._rest:
-            yield self._rest.decode(errors="replace")
-            self._rest = b""
 
 
 def tail(
