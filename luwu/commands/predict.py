@@ -148,9 +148,9 @@ def run_sweep(
     table, assumed = _completed(asked, file, catalogue)
     found = sweep(table, over, catalogue, of)
     if as_json:
-        print(json.dumps(sweep_document(found, of) | {"assumed": assumed}, indent=1))
+        print(json.dumps(sweep_document(over, found, of) | {"assumed": assumed}, indent=1))
     else:
-        print("\n".join([*assumed_text(assumed), sweep_text(found, of)]))
+        print("\n".join([*assumed_text(assumed), sweep_text(over, found, of)]))
     return 0
 
 
