@@ -14,7 +14,8 @@ rows of SC'21, table 2.
     U1  PCIe          gradients down, weights up, of a device's share, each direction at once
     U2  optimizer     Adam on the processors (H1), of the share of a host's devices
     U3  drives        12 bytes per parameter of that share read and written
-    U4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
+    U4  a step        micro-batches as ZeRO-3 (Z2), no less than their gradients need (U1, down);
+                      then the optimizer stage, which is not hidden
     U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
                       pipeline, the longest of them
 
@@ -96,7 +97,8 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     del parts["optimizer"]
     gradients_s = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
-    parts["offload in backward"] = max(0.0, job.micro_batches * gradients_s - computing)  # U1
+    left_s = job.micro_batches * gradients_s - computing - parts["exchange"]
+    parts["offload in backward"] = max(0.0, left_s)  # U1
     stage = max if offload.pipelined else sum
     parts["optimizer stage"] = stage(resources.values())
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
