@@ -186,8 +186,6 @@ def random_table(system: str, random: Random) -> dict[str, Any]:
             "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
             "pipelined": random.random() < 0.5,
         }  # fmt: skip
-        if system == "zero-infinity":
-            table["host"]["weights_to_disk"] = random.random() < 0.5
     return table
 
 
@@ -280,8 +278,7 @@ def _state_needs(question: Any) -> dict[str, float]:
         "host memory": 28 * share / (host.processors * host.processor.memory_rate),
     }
     if part.to_disk:
-        gathers = 4 * share * question.job.micro_batches if part.weights_to_disk else 0.0
-        found["disk read"] = (12 * share + gathers) / (host.disks * host.disk.read_rate)
+        found["disk read"] = 12 * share / (host.disks * host.disk.read_rate)
         found["disk write"] = 12 * share / (host.disks * host.disk.write_rate)
     return found
 

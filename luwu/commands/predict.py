@@ -146,8 +146,9 @@ def run_sweep(
     is in FILE, or in flags, as of luwu predict step."""
     table, assumed = _completed(asked, file, catalogue)
     found = sweep(table, over, catalogue, of)
-    document = sweep_document(found, of) | {"assumed": assumed}
-    shown = "\n".join([*assumed_text(assumed), sweep_text(found, of)])
+    document = sweep_document(over, found, of) | {"assumed": assumed}
+    shown = "
+".join([*assumed_text(assumed), sweep_text(over, found, of)])
     return form.show(document, shown, as_json=as_json)
 
 

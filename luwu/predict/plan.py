@@ -82,7 +82,7 @@ class Found:
         """By goals that are costs; none where no costs are given, and dollars alone if rented."""
         if self.expense is None:
             return {}
-        dollars = cost.dollars_per_million_tokens(self.tokens_per_s, self.expense.dollars_per_s)
+        dollars = 1e6 / cost.tokens_per_dollar(self.tokens_per_s, self.expense.dollars_per_s)
         bill = self.expense.bill
         bought = {} if bill is None else {"capex": bill.capex, "watts": bill.watts}
         return {"dollars_per_million_tokens": dollars, **bought}

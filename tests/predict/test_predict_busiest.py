@@ -20,7 +20,6 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Curve
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime
-from luwu.predict.systems.data_parallel import Offload
 from luwu.predict.systems.in_network import OptimizerNodes
 from tests.predict.tables import LUWU, NODE, ZERO3, asked
 from tests.predictions import Trial, main, quick_playing, random_table, trials
@@ -29,7 +28,6 @@ RATES = (
     ("memory_rate",), ("bf16", "fp8", "matmul_bf16", "matmul_fp8"), ("all_reduce", "domain_rate"),
     ("host_rate",),
 )  # fmt: skip
-OF_OFFLOADS = RATES[2:]
 SLOW: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
     "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "tensor": 4,
@@ -44,8 +42,8 @@ def test_predict_laws_no_step_is_shorter_than_its_busiest_resource(catalogue: Ca
     found = list(trials(1000, 0, catalogue))
     assert [(trial.violations, trial.table) for trial in found if trial.violations] == []
     longest = {max(each.needs, key=lambda name: each.needs[name]) for each in found}
-    assert {"port", "compute", "memory", "push", "pull", "disk read", "disk write"} <= longest
-    assert sum(each.played_s is not None for each in found) > 5
+    assert {"port", "compute", "memory", "push", "pull", "disk write"} <= longest
+    assert any(each.played_s is not None for each in found)
 
 
 def twice(thing: Any, *names: str) -> Any:
@@ -68,8 +66,7 @@ def faster(question: Any) -> Iterator[tuple[str, Any]]:
         more["part"] = replace(part, network=twice(part.network, "rate"))
     yield "network", replace(question, **more)
     kind = "processor" if isinstance(job, SocketJob) else "device"
-    # The form of what offloads may be a few per cent longer with a faster device: a known flaw.
-    for names in OF_OFFLOADS if isinstance(part, Offload) else RATES:
+    for names in RATES:
         own = twice(getattr(job, kind), *names)
         yield names[0], replace(question, job=replace(job, **{kind: own}))
     if part is not None:
@@ -97,8 +94,7 @@ def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
             if isinstance(question, Question):
                 slow = replace(question, job=replace(question.job, slowdown=1.5))
                 longer = slow.answer().seconds / sum(before.values())
-                assert longer <= 1.5 * (1 + 1e-9)
-                assert longer >= 1 - 1e-9 or isinstance(question.part, Offload)
+                assert 1 - 1e-9 <= longer <= 1.5 * (1 + 1e-9)
     assert len(seen) == 9
     assert min(seen.values()) > 50
 

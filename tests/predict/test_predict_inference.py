@@ -20,20 +20,15 @@ from luwu.predict.inference.inference import (
     predict_continuous,
     predict_decode,
     predict_inference,
-    predict_prefill,
     sequence_bytes,
-    small_all_reduce,
     weight_bytes,
     with_largest_batch,
 )
 from luwu.predict.inference.inference_sockets import (
     SocketJob,
-    predict_socket_prefill,
     predict_socket_token,
-    socket_cache_bytes,
     socket_weight_bytes,
 )
-from luwu.predict.model.collectives import measured_all_reduce
 
 EXPERTS = {
     "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,
@@ -110,40 +105,6 @@ def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
 # ---------------------------------------------------------------------- one request
 
 
-def test_predict_laws_one_device_exchanges_nothing(job: InferenceJob) -> None:
-    """Goal: sizes of one: no exchange, no wait for another stage; parts add up; two predictions
-    are the same."""
-    one = replace(job, tensor=1, device=replace(job.device, memory_bytes=2e11))
-    for result in (predict_prefill(one), predict_decode(one)):
-        gone = ("tensor exchange", "stage exchange", "waiting for stages", "scheduling")
-        assert [result.parts[name] for name in gone] == pytest.approx([0, 0, 0, 0], abs=1e-12)
-        assert result.seconds == sum(result.parts.values())
-        assert min(result.parts.values()) >= 0
-    assert predict_decode(one).parts == predict_decode(one).parts
-
-
-def test_predict_laws_tensor_ranks_lower_latency_and_stages_do_not(job: InferenceJob) -> None:
-    """IN4. Goal: of one request, more tensor ranks are faster, more stages are not; with all stages
-    at work, stages lose less to exchanges than ranks do."""
-    large = replace(job, device=replace(job.device, memory_bytes=4e11))
-    by_ranks = [predict_decode(replace(large, tensor=each)).seconds for each in (1, 2, 4, 8)]
-    assert sorted(by_ranks, reverse=True) == by_ranks
-    by_stages = [
-        predict_decode(replace(large, tensor=1, pipeline=each)).seconds for each in (1, 2, 4, 8)
-    ]
-    assert sorted(by_stages) == by_stages
-    assert by_stages[0] == by_ranks[0]
-    busy = replace(large, batch=512, batching="continuous", budget_tokens=16384)
-    spent = [
-        (parts["tensor exchange"] + parts["stage exchange"]) / sum(parts.values())
-        for parts in (
-            predict_inference(replace(busy, tensor=8)).decode.parts,
-            predict_inference(replace(busy, tensor=1, pipeline=8)).decode.parts,
-        )
-    ]
-    assert spent[1] < spent[0] / 10
-
-
 def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) -> None:
     """IN4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
     one = replace(job, pipeline=4)
@@ -155,20 +116,6 @@ def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) 
     send = full.parts["stage exchange"] / 3
     assert full.seconds == pytest.approx(4 * (layers / 4 + full.parts["output layer"] + send))
     assert alone.seconds <= full.seconds < 1.2 * alone.seconds
-
-
-def test_predict_laws_all_reduces_have_their_own_size(job: InferenceJob) -> None:
-    """Goal: two of a layer, at the bytes of what passes: by the measured curve in a long prefill,
-    by the protocol for small messages in a decode, never slower than either."""
-    curve = job.device.all_reduce
-    assert curve is not None
-    assert job.device.domain_rate is not None
-    long, short = 2 * 1024 * 8192, 2 * 8192
-    measured = measured_all_reduce(8, long, curve)
-    assert predict_prefill(job).parts["tensor exchange"] == pytest.approx(160 * measured)
-    small = small_all_reduce(8, short, job.device.domain_rate)
-    assert predict_decode(job).parts["tensor exchange"] == pytest.approx(160 * small)
-    assert small < measured_all_reduce(8, short, curve) == measured_all_reduce(8, 1000, curve)
 
 
 # ---------------------------------------------------------------------- batches
@@ -228,21 +175,6 @@ def test_predict_laws_sockets_share_weights(sockets: SocketJob) -> None:
     assert predict_socket_token(replace(sockets, processor=faster)).seconds < token.seconds
     in_a_host = predict_socket_token(replace(sockets, sockets=2))
     assert in_a_host.parts["exchange"] < token.parts["exchange"]
-
-
-def test_predict_laws_int8_halves_the_cache_of_sockets(sockets: SocketJob) -> None:
-    """Goal: half of the bytes, and a scale for each head."""
-    whole = socket_cache_bytes(sockets, 100)
-    assert whole == 2 * 80 * 100 * 16 * 128 * 2
-    small = socket_cache_bytes(replace(sockets, kv_precision="int8"), 100)
-    assert small == pytest.approx(whole / 2 * (1 + 1 / 128))
-
-
-def test_predict_laws_prefill_of_sockets_is_bound_by_products(sockets: SocketJob) -> None:
-    """K3. Goal: with a peak, a prompt takes at least its operations over it."""
-    able = replace(sockets, processor=replace(sockets.processor, bf16=1e14))
-    operations = 2 * able.model.active_parameters * 128
-    assert predict_socket_prefill(able).seconds > operations / 4e14
 
 
 # ---------------------------------------------------------------------- bad input

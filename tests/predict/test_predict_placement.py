@@ -9,9 +9,8 @@ import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import fitted, software
-from luwu.predict.model.collectives import KAPPA_NETWORK
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.model.layers import WIRE_BYTES, attention_backward, layer_time, operators_of
+from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import (
     domain_path,
     group_of,
@@ -97,34 +96,6 @@ def test_predict_laws_heads_that_ranks_share_are_sent_by_each(job: TrainingJob) 
     assert block_bytes(more) == block_bytes(replace(more, tensor=8))
 
 
-def _shown(job: TrainingJob) -> float:
-    attention = layer_time(job, operators_of(job)).attention
-    return context_exchange(job, attention, attention_backward(job) * attention)
-
-
-def test_predict_laws_context_of_one_exchanges_nothing(job: TrainingJob) -> None:
-    """X4. Goal: a rank with the whole sequence waits for no keys."""
-    assert _shown(replace(job, context=1)) == 0
-    assert predict_step(replace(job, context=1)).parts["context exchange"] == 0
-
-
-def test_predict_laws_context_exchange_hides_behind_attention(job: TrainingJob) -> None:
-    """X4. Goal: nothing but the disturbance is in the open where attention is longer; without
-    attention, all of it is; over the network it takes longer; longer sequences hide it."""
-    forward, backward = sent_bytes(job)
-    path = domain_path(job.device)
-    alone = context_exchange(job, 0.0, 0.0)
-    assert alone == pytest.approx(2 * path.latency_s + (forward + backward) / path.rate)
-    assert _shown(job) < 0.2 * alone
-    slow = replace(job, network=replace(job.network, rate=1e9))
-    assert _shown(replace(slow, context=4)) > _shown(slow)
-    between = [_shown(replace(slow, context=4, sequence=s)) for s in (4096, 65536, 1048576)]
-    assert between[0] / 4096 > between[1] / 65536 > between[2] / 1048576
-    longest = replace(slow, context=4, sequence=1048576)
-    alone = context_exchange(longest, 0.0, 0.0)
-    assert between[2] == pytest.approx(KAPPA_NETWORK * alone)
-
-
 @pytest.mark.parametrize(
     ("recompute", "fused", "rounds"),
     [("none", True, 1), ("half", True, 1.5), ("full", True, 2), ("selective", False, 2),
@@ -150,15 +121,3 @@ def test_predict_laws_gradients_are_reduced_over_context_ranks(job: TrainingJob)
     only = replace(job, devices=32, batch=64)
     assert only.data == 1
     assert predict_step(only).parts["data exchange"] > 0
-
-
-def test_predict_laws_tensor_ranks_beyond_a_domain_use_both_networks(job: TrainingJob) -> None:
-    """Goal: 16 tensor parallel ranks in hosts of 8 take longer than in a domain of 72, and less
-    than over ports alone."""
-    wide = replace(job, tensor=16, context=1, sequence_parallel=True)
-    one_domain = replace(wide, device=replace(job.device, domain_count=72.0))
-    no_domain = replace(wide, software=replace(job.software, host_devices=1))
-    seconds = [
-        predict_step(each).parts["tensor exchange"] for each in (one_domain, wide, no_domain)
-    ]
-    assert seconds[0] < seconds[1] < seconds[2]

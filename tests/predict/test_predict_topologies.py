@@ -61,11 +61,12 @@ def of(size: int, stride: int = 1) -> RankGroup:
 
 @pytest.mark.parametrize(
     ("hosts", "radix", "switches", "tiers"),
-    [(32_768, 64, 2560, 3), (65_536, 64, 5120, 3), (2048, 64, 96, 2), (64, 64, 1, 1),
-     (65, 64, 5, 2), (16, 4, 20, 3), (1, 64, 0, 0), (2, 64, 1, 1)],
+    [(32_768, 64, 2560, 3), (65_536, 64, 5120, 3), (2048, 64, 96, 2), (2049, 64, 163, 3),
+     (64, 64, 1, 1), (65, 64, 5, 2), (16, 4, 20, 3), (32, 4, 56, 4), (1, 64, 0, 0), (2, 64, 1, 1)],
 )  # fmt: skip
 def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: int) -> None:
-    """S2, S3. Goal: (2t - 1) n/k switches; one host needs none."""
+    """S2, S3. Goal: (2t - 1) n/k switches; the smallest t with 2 (k/2)^t >= n; one host needs
+    none."""
     network = clos(hosts, radix)
     assert network.inventory.switches == switches
     assert len(network.tiers) == tiers
@@ -73,15 +74,6 @@ def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: i
         assert switches == (2 * tiers - 1) * hosts // radix
         assert network.inventory.links == tiers * hosts
         assert network.inventory.transceivers == 2 * tiers * hosts
-
-
-@pytest.mark.parametrize("radix", [4, 8, 64])
-def test_predict_laws_tiers_follow_the_formula(radix: int) -> None:
-    """S2. Goal: the smallest t with 2 (k/2)^t >= n, on both sides of each border."""
-    for tiers in (1, 2, 3, 4):
-        border = 2 * (radix // 2) ** tiers
-        assert len(clos(border, radix).tiers) == tiers
-        assert len(clos(border + 1, radix).tiers) == tiers + 1
 
 
 def test_predict_laws_rails_of_one_are_a_clos() -> None:
@@ -263,49 +255,3 @@ def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> 
     apart = full.connection(of(33, 32), "all_gather")
     assert apart.rate == pytest.approx(RATE / 2)
     assert [full.connection(g, "send").hops for g in (of(4), of(32), of(n))] == [1, 2, 4]
-
-
-# ---------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: clos(4, 1), r"radix: 1 is not a count; a whole number from 2 on fits"),
-        (lambda: clos(4, 2), r"radix: 2 ports cannot connect 4 endpoints; at least 4 can"),
-        (lambda: clos(10, 8, rails=4), r"rails: 4 do not divide 10 endpoints"),
-        (lambda: clos(30, 8, tapers=(float("nan"),)), r"tapers: nan does not fit"),
-        (lambda: clos(8, 8, tapers=(2.0,)), r"tapers: 1 are given, but 8 endpoints .* 1 tiers: at"),
-        (lambda: rail_only(30, 8, 4), r"domain: 4 ranks do not divide 30 endpoints"),
-        (lambda: tree(8, 1), r"fan_in: 1 is not a count; a whole number from 2 on"),
-        (
-            lambda: dragonfly(10, 4, 2),
-            r"groups: 10 cannot all be connected; 4 routers with 2 global links .* at most 9",
-        ),
-        (
-            lambda: dragonfly(2, 4, 2, global_taper=1.5),
-            r"global_taper: 1.5 leaves 1.33333 global links for 2 endpoints",
-        ),
-    ],
-)
-def test_bad_prediction_topology(make: Any, said: str) -> None:
-    """Goal: a network that cannot be is refused: the key, what was found, what would fit."""
-    with pytest.raises(ConfigError, match=said):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("topology", "group", "collective", "said"),
-    [
-        (clos(8, 8), of(9), "send", r"group: 9 ranks, every 1., need 9 endpoints; .* has 8"),
-        (clos(8, 8), of(3, 4), "send", r"group: 3 ranks, every 4., need 9 endpoints"),
-        (rail_only(64, 8, 8), of(2, 12), "send", r"group.stride: 12 neither divides a domain of 8"),
-        (rail_only(64, 8, 8), of(12), "send", r"group.size: 12 .* do not fill domains of 8; a mul"),
-    ],
-)  # fmt: skip
-def test_bad_prediction_group(
-    topology: Built, group: RankGroup, collective: str, said: str
-) -> None:
-    """Goal: a group or an exchange that a network cannot serve is refused, with what fits."""
-    with pytest.raises(ConfigError, match=said):
-        topology.connection(group, collective)

@@ -68,18 +68,6 @@ def test_predict_laws_exchanges(ranks: int) -> None:
         assert form(ranks, 1e8, PATH) < form(ranks, 2e8, PATH)
 
 
-def test_predict_laws_hierarchies() -> None:
-    """Goal: one host is the ring inside it, a rank a host that between them, one rank none."""
-    assert c.ring_all_gather(1, 1e9, PATH) == c.ring_all_reduce(1, 1e9, PATH) == 0
-    inside = Path(latency_s=1e-6, rate=300e9)
-    assert c.hierarchical_all_reduce(1, 8, 1e9, inside, PATH) == pytest.approx(
-        c.ring_all_reduce(8, 1e9, inside)
-    )
-    assert c.hierarchical_all_reduce(16, 1, 1e9, inside, PATH) == pytest.approx(
-        c.ring_all_reduce(16, 1e9, PATH)
-    )
-
-
 # ---------------------------------------------------------------------- steps
 
 
@@ -89,21 +77,6 @@ def test_predict_laws_sizes_of_one(job: TrainingJob) -> None:
     parts = predict_step(one).parts
     gone = ("bubble", "tensor exchange", "pipeline exchange", "data exchange", "straggling")
     assert [parts[name] for name in gone] == [0, 0, 0, 0, 0]
-
-
-def test_predict_laws_recomputation_costs_a_forward(job: TrainingJob) -> None:
-    """Goal: none < selective < full; full takes a forward more."""
-    seconds = [
-        predict_step(replace(job, recompute=each)).seconds for each in ("none", "selective", "full")
-    ]
-    assert seconds[0] < seconds[1] < seconds[2] < seconds[0] * 1.4
-
-
-def test_predict_laws_interleaving_shrinks_the_bubble(job: TrainingJob) -> None:
-    """Goal: the bubble is (p - 1)/v stages."""
-    bubbles = [predict_step(replace(job, virtual=each)).parts["bubble"] for each in (1, 2, 4)]
-    assert bubbles[0] == pytest.approx(2 * bubbles[1])
-    assert bubbles[0] == pytest.approx(4 * bubbles[2])
 
 
 def test_predict_laws_ends_in_the_place_of_layers(catalogue: Catalogue, job: TrainingJob) -> None:

@@ -14,8 +14,8 @@ tiers is n [(2t - 1) P + 2 t c].
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
@@ -28,13 +28,11 @@ from luwu.predict.networks.topologies import AggregationTree
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
-_COUNTS: Final = ("nics", "disks", "node_nics")
-_ENTRIES: Final = ("server", "nic", "disk", "node_server", "node_nic", "switch", "link")
+_ENTRIES: Final = ("server", "nic", "node_server", "switch", "link")
 _RENTALS: Final = ("device_rental", "node_rental")
-_KEYS: Final = (*_ENTRIES, *_COUNTS, *_TARIFF, "rented", *_RENTALS)
+_KEYS: Final = (*_ENTRIES, "nics", *_TARIFF, "rented", *_RENTALS)
 _OF_WHAT_IS_BOUGHT: Final = ("switch", "link", *_TARIFF)
 HOUR_S: Final = 3600.0
-_DISKS: Final = "disks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,9 @@ class Item:
     """For people, and the same in all bills: `switches`."""
     part: Server | Nic | Disk | Switch | Link
     count: int
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """Names that the entry has for `price` and `power`, where they differ; "" if it has neither."""
+    price: str = "price"
+    """The entry's key for it; "" if it has none: the price of a link is that of its ends too."""
+    power: str = "power"
 
     @property
     def entry(self) -> str:
@@ -58,7 +57,7 @@ class Item:
 class Bill:
     """The items that are bought (B1). Raises ConfigError where a price or a power is not known."""
 
-    items: tuple[Item, ...]
+    items: Sequence[Item]
 
     @property
     def capex(self) -> float:
@@ -74,7 +73,7 @@ class Bill:
         """The `price` or the `power` of each kind of item."""
         found: dict[str, float] = {}
         for item in self.items:
-            key = item.keys.get(what, what)
+            key = getattr(item, what)
             value = getattr(item.part, key) if key else 0.0
             if item.count and value is None:
                 raise ConfigError(
@@ -85,13 +84,14 @@ class Bill:
         return found
 
 
-def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
+def network_bill(topology: Built, *, switch: Switch | None, link: Link | None) -> Bill:
     """Switches, links and transceivers of a network (B2); without the hosts' own ports.
 
     Raises: ConfigError for switches with too few ports, or ports and links that are too slow."""
     parts, rate, items = topology.inventory, topology.network.rate, list[Item]()
     if parts.switches:
-        assert switch is not None  # `cluster_bill` saw to it
+        if switch is None:
+            raise ConfigError(f"{_PLACE}switch is missing: {parts.switches} are needed")
         if switch.ports_count < topology.radix:
             raise ConfigError(
                 f"switch.{switch.name}.ports_count: {switch.ports_count:g} ports, but the network "
@@ -99,12 +99,13 @@ def network_bill(topology: Built, *, switch: Switch | None, link: Link) -> Bill:
             )
         _check_rate(f"switch.{switch.name}.port_rate", switch.port_rate, rate)
         items.append(Item("switches", switch, parts.switches))
+    if link is None:
+        raise ConfigError(f"{_PLACE}link is missing: {parts.links} are needed")
     if parts.links:
         _check_rate(f"link.{link.name}.rate", link.rate, rate)
-    items.append(Item("links", link, parts.links, {"power": ""}))
-    powered = {"price": "", "power": "transceiver_power"}
-    items.append(Item("transceivers", link, parts.transceivers, powered))
-    return Bill(tuple(items))
+    items.append(Item("links", link, parts.links, power=""))
+    items.append(Item("transceivers", link, parts.transceivers, "", "transceiver_power"))
+    return Bill(items)
 
 
 def _check_rate(key: str, found: float, needed: float) -> None:
@@ -115,74 +116,47 @@ def _check_rate(key: str, found: float, needed: float) -> None:
         )
 
 
-Added: TypeAlias = tuple[tuple[str, Nic | Disk, int], ...]
-"""To each host: what bills call it, the entry, and how many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
-    """Hosts of one kind, with what is added to each: workers, or optimizer nodes."""
-
-    server: Server
-    count: int
-    added: Added = ()
-    """Without what the server's price includes."""
-    what: str = "hosts"
-    """In bills."""
-
-    @property
-    def devices(self) -> int:
-        return self.count * int(self.server.devices_count)
-
-    @property
-    def bill(self) -> Bill:
-        """Without the network."""
-        added = (Item(what, part, each * self.count) for what, part, each in self.added)
-        return Bill((Item(self.what, self.server, self.count), *added))
-
-
 def cluster_bill(
-    hosts: Sequence[Hosts], topology: Built | None = None, *, switch: Switch | None = None,
+    machines: Sequence[Item], topology: Built | None = None, *, switch: Switch | None = None,
     link: Link | None = None,
 ) -> Bill:  # fmt: skip
-    """Hosts of all kinds and the network between them. Raises ConfigError."""
-    items = tuple(item for each in hosts for item in each.bill.items)
-    count = sum(each.count for each in hosts)
+    """Hosts with what is added to them, and the network between them. Raises ConfigError."""
+    hosts = sum(each.count for each in machines if isinstance(each.part, Server))
     if topology is None:
-        if count > 1:
+        if hosts > 1:
             raise ConfigError(
                 "[topology] is missing: [cost] needs to know what the network between hosts is "
                 "made of; kind = 'clos' with the radix of its switches would do"
             )
-        return Bill(items)
-    if topology.inventory.switches and switch is None:
-        raise ConfigError(f"{_PLACE}switch is missing: {topology.inventory.switches} are needed")
-    if link is None:
-        raise ConfigError(f"{_PLACE}link is missing: {topology.inventory.links} are needed")
-    places = topology.endpoints
+        return Bill(machines)
+    bill, places = network_bill(topology, switch=switch, link=link), topology.endpoints
     if isinstance(topology, AggregationTree):
         places += topology.optimizer_nodes
-    if count > places:
+    if hosts > places:
         raise ConfigError(
-            f"topology.endpoints: the network has {places}, but there are {count} hosts; each "
+            f"topology.endpoints: the network has {places}, but there are {hosts} hosts; each "
             "takes at least one"
         )
-    return Bill(items + network_bill(topology, switch=switch, link=link).items)
+    return Bill([*machines, *bill.items])
 
 
-def rented_dollars_per_s(hosts: Sequence[Hosts]) -> float:
+def rented_dollars_per_s(machines: Sequence[Item]) -> float:
     """Rent per second of devices with their part of host and network, and of hosts without devices
     (B3). Raises ConfigError if one of them cannot be rented."""
     total = 0.0
-    for each in hosts:
-        key = "device_rental" if each.devices else "rental"
-        rent: float | None = getattr(each.server, key)
+    for each in machines:
+        server = each.part
+        if not isinstance(server, Server):
+            continue
+        devices = each.count * int(server.devices_count)
+        key = "device_rental" if devices else "rental"
+        rent: float | None = getattr(server, key)
         if rent is None:
             raise ConfigError(
-                f"server.{each.server.name}.{key} is not known; give it in a file of --catalogue "
+                f"server.{server.name}.{key} is not known; give it in a file of --catalogue "
                 "or in [cost], which has device_rental and node_rental, or buy it"
             )
-        total += (each.devices or each.count) * rent
+        total += (devices or each.count) * rent
     return total
 
 
@@ -193,26 +167,19 @@ def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
     return tokens_per_s / dollars_per_s
 
 
-def dollars_per_million_tokens(tokens_per_s: float, dollars_per_s: float) -> float:
-    """B4."""
-    return 1e6 / tokens_per_dollar(tokens_per_s, dollars_per_s)
-
-
 # ---------------------------------------------------------------------- of a question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The prices of a question's machines, bought or rented.
-
-    docs/predict.md has the keys; besides, `disk` and `disks` are added to each host (of what
-    offloads, [host] says them), `node_nic` and `node_nics` to each optimizer node, whose drives are
-    those of [node]. Only a cluster of one host needs no [topology]."""
+    """The prices of a question's machines, bought or rented: docs/predict.md has the keys. Only a
+    cluster of one host needs no [topology]."""
 
     server: Server
-    added: Added = ()
+    nic: Nic | None = None
+    nics: int = 0
+    """Added to each worker's host, without what the server's price includes."""
     node_server: Server | None = None
-    node_added: Added = ()
     switch: Switch | None = None
     link: Link | None = None
     tariff: Tariff | None = None
@@ -237,29 +204,22 @@ class Place:
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
     values.check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
-    rented = values.flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
     known: dict[str, Any] = {}
     for key in (each for each in _ENTRIES if each in table):
         name = values.text_of(_PLACE, table, key)
         known[key] = catalogue.find(key.removeprefix("node_"), name, _PLACE + key)
-    known |= {key: values.whole_of(_PLACE, table, key) for key in _COUNTS if key in table}
-    for owner, part, what in (
-        ("added", "nic", "network cards"), ("added", "disk", _DISKS),
-        ("node_added", "node_nic", "network cards"),
-    ):  # fmt: skip
-        count = f"{part}s"
-        if (part in known) != (count in known):
-            missing = count if part in known else part
-            raise ConfigError(f"{_PLACE}{missing} is missing: {part} and {count} go together")
-        if part in known:
-            added = (what, known.pop(part), known.pop(count))
-            known[owner] = (*known.get(owner, ()), added)
-    if rented:
-        for key in _OF_WHAT_IS_BOUGHT:
-            if key in table:
-                raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
-        return Costs(**{**known, **_rented(table, known)})
-    return Costs(**known, tariff=_tariff(table))
+    if "nics" in table:
+        known["nics"] = values.whole_of(_PLACE, table, "nics")
+    if ("nic" in known) != ("nics" in known):
+        missing = "nics" if "nic" in known else "nic"
+        raise ConfigError(f"{_PLACE}{missing} is missing: nic and nics go together")
+    rented = values.flag_of(_PLACE, table, "rented") or any(key in table for key in _RENTALS)
+    if not rented:
+        return Costs(**known, tariff=_tariff(table))
+    for key in _OF_WHAT_IS_BOUGHT:
+        if key in table:
+            raise ConfigError(f"{_PLACE}{key}: what is rented has none; leave it out")
+    return Costs(**{**known, **_rented(table, known)})
 
 
 def _rented(table: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Server]:
@@ -294,8 +254,9 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
     )  # fmt: skip
 
 
-def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
-    """Hosts of workers, and of optimizer nodes. Raises ConfigError if the counts are not whole."""
+def machines_of(costs: Costs, place: Place) -> list[Item]:
+    """Hosts of workers, optimizer nodes, and what is added to each. Raises ConfigError if counts
+    are not whole."""
     each = int(costs.server.devices_count)
     if place.are_hosts:
         each = 1
@@ -309,30 +270,23 @@ def hosts_of(costs: Costs, place: Place) -> list[Hosts]:
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
             f"{place.host_devices}"
         )
-    host, added = place.host, costs.added
-    drives: Added = ()
-    if host is not None and host.disk is not None and host.disks:
-        drives = ((_DISKS, host.disk, host.disks),)
-    if not place.nodes:
-        if drives and any(what == _DISKS for what, _, _ in added):
-            raise ConfigError(f"{_PLACE}disk: [host] says the drives of hosts; leave it out")
-        added += drives
-    found = [Hosts(server=costs.server, count=place.ranks // each, added=added)]
+    hosts, host = place.ranks // each, place.host
+    found = [Item("hosts", costs.server, hosts)]
+    if costs.nic is not None:
+        found.append(Item("network cards", costs.nic, hosts * costs.nics))
     if place.nodes:
         if costs.node_server is None:
             raise ConfigError(
                 f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
                 "is rented node_rental would do"
             )
-        added = costs.node_added + drives
-        found.append(
-            Hosts(server=costs.node_server, count=place.nodes, added=added, what="optimizer nodes")
-        )
-    elif costs.node_server is not None or costs.node_added:
+        found.append(Item("optimizer nodes", costs.node_server, place.nodes))
+    elif costs.node_server is not None:
         raise ConfigError(
-            f"{_PLACE}node_server, node_nic, node_rental: nothing here has an optimizer node; "
-            "leave them out"
+            f"{_PLACE}node_server, node_rental: nothing here has an optimizer node; leave them out"
         )
+    if host is not None and host.disk is not None and host.disks:
+        found.append(Item("disks", host.disk, (place.nodes or hosts) * host.disks))
     return found
 
 
@@ -347,23 +301,21 @@ class Expense:
 
 def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
     """The cost of a second, and the bill (B1 to B3). Raises ConfigError."""
-    hosts = hosts_of(costs, place)
-    if costs.tariff is None:
-        return Expense(dollars_per_s=rented_dollars_per_s(hosts), bill=None)
-    bill, tariff = cluster_bill(hosts, built, switch=costs.switch, link=costs.link), costs.tariff
+    machines, tariff = machines_of(costs, place), costs.tariff
+    if tariff is None:
+        return Expense(dollars_per_s=rented_dollars_per_s(machines), bill=None)
+    bill = cluster_bill(machines, built, switch=costs.switch, link=costs.link)
     dollars_per_s = bill.capex / tariff.life_s + bill.watts * tariff.pue * tariff.energy_price
     return Expense(dollars_per_s=dollars_per_s, bill=bill)
 
 
 def cost_document(found: Expense, tokens_per_s: float, step_s: float | None) -> dict[str, Any]:
     """Dollars, watts and joules; of what is rented dollars alone."""
+    bill, of_a_dollar = found.bill, tokens_per_dollar(tokens_per_s, found.dollars_per_s)
     said: dict[str, Any] = {
-        "rented": found.bill is None,
-        "dollars_per_h": HOUR_S * found.dollars_per_s,
-        "dollars_per_million_tokens": dollars_per_million_tokens(tokens_per_s, found.dollars_per_s),
-        "tokens_per_dollar": tokens_per_dollar(tokens_per_s, found.dollars_per_s),
-    }
-    bill = found.bill
+        "rented": bill is None, "dollars_per_h": HOUR_S * found.dollars_per_s,
+        "dollars_per_million_tokens": 1e6 / of_a_dollar, "tokens_per_dollar": of_a_dollar,
+    }  # fmt: skip
     if bill is None:
         return said
     said |= {

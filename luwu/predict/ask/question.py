@@ -17,7 +17,7 @@ from luwu.base.foreign import read_toml
 from luwu.predict.ask.cost import Costs, Place, make_costs
 from luwu.predict.ask.keys import SECTIONS, SHARED, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Host
+from luwu.predict.hardware.hardware import Host, Network
 from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
 from luwu.predict.inference import inference as on_devices
@@ -30,7 +30,8 @@ from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
-from luwu.predict.networks.choice import Built, TopologyChoice, check_ports, make_topology
+from luwu.predict.networks.choice import Built, TopologyChoice, make_topology
+from luwu.predict.networks.topologies import AggregationTree
 from luwu.predict.systems import data_parallel
 from luwu.predict.systems.data_parallel import Offload
 from luwu.predict.systems.in_network import OptimizerNodes, predict_in_network_step
@@ -63,16 +64,15 @@ class Question:
     """That the devices of a host share, as it was asked; None: one each."""
 
     def __post_init__(self) -> None:
-        if self.topology is None:
-            return
-        check_ports(self.job.network)
-        if self.nodes is not None and self.nodes.per_host != "none":
-            raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
+        if self.topology is not None:
+            _check_ports(self.job.network)
+            if self.nodes is not None and self.nodes.per_host != "none":
+                raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
         if self.topology is not None and self.system == "3d":
-            found = on_topology.on_topology(self.topology, "3d", self.job, None)[2]
+            found = on_topology.connections(self.build(), self.exchanges())
             return on_topology.three_d_step(self.job, found)
         if self.topology is not None:
             return self.as_on_topology().answer()
@@ -84,16 +84,25 @@ class Question:
 
     def as_on_topology(self) -> Question:
         """The same without a topology, on ports as it leaves them."""
-        if self.topology is None:
+        built, part = self.build(), self.part
+        if built is None:
             return self
-        job, nodes, _ = on_topology.on_topology(self.topology, self.system, self.job, self.nodes)
-        return replace(self, job=job, part=nodes or self.part, topology=None)
+        found = on_topology.connections(built, self.exchanges())
+        network = on_topology.slowest(self.job.network, found.values())
+        if isinstance(part, OptimizerNodes):  # whose form counts the tiers itself
+            network = replace(network, latency_s=self.job.network.latency_s)
+            tiers = len(built.tiers) if isinstance(built, AggregationTree) else found["pull"].hops
+            part = replace(part, tiers=tiers)
+        return replace(self, job=replace(self.job, network=network), part=part, topology=None)
 
     def build(self) -> Built | None:
-        """The network."""
+        """The network, with a place for every device, and for the nodes. Raises ConfigError."""
         if self.topology is None:
             return None
-        return on_topology.build_for_training(self.topology, self.job, self.nodes)
+        job, nodes = self.job, 0 if self.nodes is None else self.nodes.nodes
+        return self.topology.build(
+            job.network, job.device, job.devices, nodes, domain=domain_count(job)
+        )
 
     def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a step."""
@@ -139,6 +148,16 @@ class Question:
         return Place(ranks=ranks)
 
 
+def _check_ports(network: Network) -> None:
+    """Refuse a network of shared ports: an endpoint is the port of one device. Raises
+    ConfigError."""
+    if network.devices_count > 1:
+        raise ConfigError(
+            f"nics_per_host: {network.devices_count:g} devices share a NIC, while [topology] has a "
+            "port for each; leave one of them out"
+        )
+
+
 def make_training_question(
     table: Mapping[str, Any], catalogue: Catalogue, *, topology: TopologyChoice | None = None,
     costs: Costs | None = None,
@@ -161,8 +180,6 @@ def make_training_question(
     part, section = None, SECTIONS.get(system)
     if section is not None:
         own = section_of(table, section, f"{system} needs to know where its state is")
-        if topology is not None and "tiers" in own:
-            raise ConfigError(f"{section}.tiers: [topology] says how many there are; leave it out")
         part = _part(read_keys(own, system, catalogue, section), system, job)
     return Question(
         system=system, job=job, part=part, topology=topology, costs=costs, tokens=tokens,
@@ -213,8 +230,8 @@ class InferenceQuestion:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
-        if self.topology is not None and isinstance(self.job, InferenceJob):
-            check_ports(self.job.network)
+        if self.topology is not None:
+            _check_ports(self.job.network)
 
     @property
     def system(self) -> str:
@@ -248,11 +265,8 @@ class InferenceQuestion:
 
     def as_on_topology(self) -> InferenceQuestion:
         """The same without a topology, on the port that it leaves."""
-        built = self.build()
-        if built is None:
-            return self
-        found = [each.connection(built) for each in self.exchanges().values()]
-        network = on_topology.slowest(self.job.network, found)
+        found = on_topology.connections(self.build(), self.exchanges())
+        network = on_topology.slowest(self.job.network, found.values())
         return replace(self, job=replace(self.job, network=network), topology=None)
 
     def answer(self) -> Inference:

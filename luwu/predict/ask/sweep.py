@@ -59,19 +59,12 @@ class Point:
     answer: dict[str, Any] | None
     refused: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """All points, the last axis fastest."""
-
-    axes: tuple[Axis, ...]
-    points: tuple[Point, ...]
-
-    def numbers(self, of: str = STEP) -> list[float | None]:
-        """A number of each point's answer, None where there is none."""
-        flat = [None if each.answer is None else flattened(each.answer) for each in self.points]
+    def number(self, of: str = STEP) -> float | None:
+        """A number of the answer, None where there is none."""
+        if self.answer is None:
+            return None
         absent = 0.0 if of.startswith("parts_s.") else None  # a part not there takes no time
-        return [None if each is None else each.get(of, absent) for each in flat]
+        return flattened(self.answer).get(of, absent)
 
 
 def label(value: tuple[Value, ...]) -> str:
@@ -101,9 +94,10 @@ def parse_axis(text: str) -> Axis:
 
 def sweep(
     table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, of: str = STEP
-) -> Sweep:  # fmt: skip
-    """Ask for every combination. Raises ConfigError where none can be answered, there are too many,
-    or no answer has the number `of`: that is found before any request is played."""
+) -> list[Point]:  # fmt: skip
+    """Ask for every combination, the last axis fastest. Raises ConfigError where none can be
+    answered, there are too many, or no answer has the number `of`, which is found before any
+    request is played."""
     keys = [key for axis in axes for key in axis.keys]
     for key in keys:
         if keys.count(key) > 1:
@@ -124,10 +118,10 @@ def sweep(
                 f"of: {of!r} is not a number in the answer{suggestion(of, known)}; they are "
                 f"{', '.join(known)}"
             )
-    points = tuple(_points(table, axes, catalogue))
+    points = list(_points(table, axes, catalogue))
     if all(each.answer is None for each in points):
         raise ConfigError(points[0].refused)
-    return Sweep(tuple(axes), points)
+    return points
 
 
 def _points(
@@ -222,35 +216,31 @@ def flattened(document: Mapping[str, Any], place: str = "") -> dict[str, float]:
     return found
 
 
-def sweep_document(found: Sweep, of: str) -> dict[str, Any]:
+def sweep_document(axes: Sequence[Axis], points: Sequence[Point], of: str) -> dict[str, Any]:
     """A sweep for programs; each answer is that of `luwu predict step`."""
     return {
-        "schema": SCHEMA,
-        "over": {axis.name: axis.labels for axis in found.axes},
-        "of": of,
+        "schema": SCHEMA, "over": {axis.name: axis.labels for axis in axes}, "of": of,
         "points": [
             {
-                "values": point.changes,
-                "number": number,
-                "answer": point.answer,
+                "values": point.changes, "number": point.number(of), "answer": point.answer,
                 "refused": point.refused or None,
             }
-            for point, number in zip(found.points, found.numbers(of), strict=True)
+            for point in points
         ],
-    }
+    }  # fmt: skip
 
 
-def sweep_text(found: Sweep, of: str) -> str:
+def sweep_text(axes: Sequence[Axis], points: Sequence[Point], of: str) -> str:
     """A sweep for people: a row for each point."""
     shown, headings = [] if of in _COLUMNS else [of], [head for head, _ in _COLUMNS.values()]
-    rows = [[*(axis.name for axis in found.axes), *headings, *shown, "bottleneck"]]
+    rows = [[*(axis.name for axis in axes), *headings, *shown, "bottleneck"]]
     said = dict[str, None]()
-    for point, number in zip(found.points, found.numbers(of), strict=True):
+    for point in points:
         if point.answer is None:
             rows.append([*point.labels, f"rejected: {point.refused}"])
             continue
         numbers = [(point.answer.get(key), form) for key, (_, form) in _COLUMNS.items()]
-        numbers += [(number, "{:.6g}") for _ in shown]
+        numbers += [(point.number(each), "{:.6g}") for each in shown]
         cells = ["-" if value is None else form.format(value) for value, form in numbers]
         warnings = point.answer["warnings"]
         warned = f"; {len(warnings)} warning(s)" if warnings else ""

@@ -98,16 +98,6 @@ def _domain(device: Device | None, key: str) -> int:
     return int(device.domain_count)
 
 
-def check_ports(network: Network) -> None:
-    """Refuse a network of shared ports: an endpoint is the port of one device. Raises
-    ConfigError."""
-    if network.devices_count > 1:
-        raise ConfigError(
-            f"nics_per_host: {network.devices_count:g} devices share a NIC, while [topology] has a "
-            "port for each; leave one of them out"
-        )
-
-
 def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
     """A choice of a table. Raises ConfigError, which names the key."""
     kind = table.get("kind")
@@ -118,6 +108,14 @@ def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
     settings = {key: _READERS.get(key, values.whole_of)(_PLACE, table, key)
                 for key in (*needed, *optional) if key in table}  # fmt: skip
     return TopologyChoice(kind, tuple((_NAMES.get(key, key), settings[key]) for key in settings))
+
+
+def _ports(place: str, table: Mapping[str, Any], key: str) -> int:
+    """Of a switch: one for each of two neighbours at least."""
+    count = values.whole_of(place, table, key)
+    if count < 2:
+        raise ConfigError(f"{place}{key}: {count} is not a count; a whole number from 2 on fits")
+    return count
 
 
 def _ratio(place: str, table: Mapping[str, Any], key: str) -> float:
@@ -145,9 +143,10 @@ def _parser(dimension: Dimension) -> Callable[[str, Mapping[str, Any], str], flo
 
 
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
-    "taper": _ratios, "global_taper": _ratio, "sizes": _wholes, "aggregates": values.flag_of,
-    "domain_rate": _parser(Dimension.BYTES_PER_S), "domain_latency": _parser(Dimension.SECONDS),
+    "radix": _ports, "fan_in": _ports, "taper": _ratios, "global_taper": _ratio, "sizes": _wholes,
+    "aggregates": values.flag_of, "domain_rate": _parser(Dimension.BYTES_PER_S),
+    "domain_latency": _parser(Dimension.SECONDS),
 }  # fmt: skip
-"""Readers of keys that are no counts."""
+"""Readers of keys that are not counts of at least 1."""
 _NAMES: Final = {"taper": "tapers", "domain_latency": "domain_latency_s"}
 """Settings of classes that are not called as the keys."""

@@ -14,6 +14,7 @@ Sources: S5 to S8, D5, D6; `traffic.py` (bytes of training); derived.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,9 +24,9 @@ from luwu.predict.inference.inference import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
-from luwu.predict.model.placement import domain_count, group_of, placed
+from luwu.predict.model.placement import group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
-from luwu.predict.networks.choice import Built, TopologyChoice
+from luwu.predict.networks.choice import Built
 from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup, Torus
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
@@ -122,6 +123,13 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
     return {"layers": Exchange(RankGroup(job.hosts), "all_reduce", nbytes)}
 
 
+def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
+    """What each has of a network; nothing without one. Raises ConfigError."""
+    if built is None:
+        return {}
+    return {name: each.connection(built) for name, each in exchanges.items()}
+
+
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
@@ -131,41 +139,18 @@ def slowed(network: Network, connection: Connection) -> Network:
     )
 
 
-def slowest(network: Network, connections: list[Connection]) -> Network:
+def slowest(network: Network, connections: Iterable[Connection]) -> Network:
     """As an exchange has it that is none of those known: the least of all."""
-    if not connections:
-        return network
     each = [slowed(network, connection) for connection in connections]
+    if not each:
+        return network
     latency_s = max(one.latency_s for one in each)
     return replace(min(each, key=lambda one: one.rate), latency_s=latency_s)
 
 
-def build_for_training(
-    choice: TopologyChoice, job: TrainingJob, nodes: OptimizerNodes | None
-) -> Built:
-    """With a place for every device, and for the nodes. Raises ConfigError."""
-    count = 0 if nodes is None else nodes.nodes
-    return choice.build(job.network, job.device, job.devices, count, domain=domain_count(job))
-
-
-def on_topology(
-    choice: TopologyChoice, system: str, job: TrainingJob, nodes: OptimizerNodes | None
-) -> tuple[TrainingJob, OptimizerNodes | None, dict[str, Connection]]:
-    """The job and its nodes as the network leaves their ports. Raises ConfigError."""
-    built = build_for_training(choice, job, nodes)
-    exchanges = training_exchanges(system, job, nodes)
-    found = {name: each.connection(built) for name, each in exchanges.items()}
-    network = slowest(job.network, list(found.values()))
-    if nodes is None:
-        return replace(job, network=network), None, found
-    tiers = len(built.tiers) if isinstance(built, AggregationTree) else found["pull"].hops
-    network = replace(network, latency_s=job.network.latency_s)  # the model counts its tiers
-    return replace(job, network=network), replace(nodes, tiers=tiers), found
-
-
 def three_d_step(job: TrainingJob, found: dict[str, Connection]) -> StepTime:
     """A 3-D step in which every exchange has what the network leaves to its own group."""
-    base = predict_step(replace(job, network=slowest(job.network, list(found.values()))))
+    base = predict_step(replace(job, network=slowest(job.network, found.values())))
     parts = {name: s for name, s in base.parts.items() if not name.startswith("waiting for")}
     straggling = parts.pop("straggling")
     busy, sent = three_d_busy(job), three_d_bytes(job)
@@ -190,8 +175,8 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
     }  # fmt: skip
     if isinstance(built, AggregationTree | Clos):
         found["tiers"] = len(built.tiers)
-    for name, each in exchanges.items():
-        connection = each.connection(built)
+    for name, connection in connections(built, exchanges).items():
+        each = exchanges[name]
         share = min(1.0, connection.rate / built.network.port_rate)
         found["exchanges"][name] = {
             "collective": each.collective, "ranks": each.group.size, "stride": each.group.stride,

@@ -85,23 +85,12 @@ class Inventory:
         return 2 * self.links
 
 
-def check_ports_of(key: str, count: int) -> None:
-    """Refuse a switch without a port for each of two neighbours. Raises ConfigError."""
-    if count < 2:
-        raise ConfigError(f"{key}: {count!r} is not a count; a whole number from 2 on fits")
-
-
-def check_exchange(endpoints: int, group: RankGroup, collective: str, *, sums: bool) -> None:
-    """Refuse a group that does not fit, or an exchange that cannot be done."""
-    if collective in IN_NETWORK and not sums:
+def check_needs_no_sums(collective: str) -> None:
+    """Raises ConfigError for an exchange that only switches which sum can do."""
+    if collective in IN_NETWORK:
         raise ConfigError(
             f"collective: {collective} needs switches that aggregate, which this network has not; "
             f"{', '.join(NEIGHBOUR)} and {ALL_TO_ALL} fit"
-        )
-    if (group.size - 1) * group.stride >= endpoints:
-        raise ConfigError(
-            f"group: {group.size} ranks, every {group.stride}., need "
-            f"{(group.size - 1) * group.stride + 1} endpoints; the network has {endpoints}"
         )
 
 
@@ -240,7 +229,6 @@ class Clos:
     """Its switches sum what passes."""
 
     def __post_init__(self) -> None:
-        check_ports_of("radix", self.radix)
         if self.endpoints % self.rails:
             raise ConfigError(
                 f"rails: {self.rails} do not divide {self.endpoints} endpoints; each rail has one "
@@ -302,7 +290,8 @@ class Clos:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self.endpoints, group, collective, sums=self.aggregates)
+        if not self.aggregates:
+            check_needs_no_sums(collective)
         return tiered_connection(self, self.rails, group, collective)
 
 
@@ -346,7 +335,7 @@ class RailOnly:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group (S8). Raises ConfigError."""
-        check_exchange(self.endpoints, group, collective, sums=False)
+        check_needs_no_sums(collective)
         if group.size == 1:
             return alone(self.network)
         placed = place(group, self.domain)
@@ -375,9 +364,6 @@ class AggregationTree:
     optimizer_nodes: int = 0
     """On the topmost switch."""
 
-    def __post_init__(self) -> None:
-        check_ports_of("fan_in", self.fan_in)
-
     @property
     def tiers(self) -> list[Tier]:
         """From the hosts up to the topmost switch."""
@@ -404,7 +390,6 @@ class AggregationTree:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self.endpoints, group, collective, sums=True)
         return tiered_connection(self, 1, group, collective)
 
 
@@ -434,7 +419,7 @@ class Torus:
         """Connection of a group that is whole dimensions. Raises ConfigError.
 
         The rate of exchanges between neighbours is that of one link."""
-        check_exchange(self.endpoints, group, collective, sums=False)
+        check_needs_no_sums(collective)
         if group.size == 1:
             return alone(self.network)
         sizes = self.dimensions_of(group)
@@ -521,7 +506,7 @@ class Dragonfly:
 
     def connection(self, group: RankGroup, collective: str) -> Connection:
         """Connection of each rank of a group. Raises ConfigError."""
-        check_exchange(self.endpoints, group, collective, sums=False)
+        check_needs_no_sums(collective)
         if group.size == 1:
             return alone(self.network)
         a, p, g = self.routers_per_group, self.endpoints_per_router, self.groups

@@ -13,9 +13,9 @@ rows of SC'21, table 2.
 
     U1  PCIe          gradients down, weights up, of a device's share, each direction at once
     U2  optimizer     Adam on the processors (H1), of the share of a host's devices
-    U3  drives        12 bytes per parameter of that share read and written, and the 16-bit weights
-                      read for each gather where they are on drives too
-    U4  a step        micro-batches as ZeRO-3 (Z2), then the optimizer stage, which is not hidden
+    U3  drives        12 bytes per parameter of that share read and written
+    U4  a step        micro-batches as ZeRO-3 (Z2), no less than their gradients need (U1, down);
+                      then the optimizer stage, which is not hidden
     U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
                       pipeline, the longest of them
 
@@ -77,14 +77,8 @@ class Offload:
     """Devices of a host."""
     to_disk: bool = False
     """ZeRO-Infinity: optimizer state on drives."""
-    weights_to_disk: bool = False
-    """And the 16-bit weights, which are read for every gather."""
     pipelined: bool = False
     """Reading, updating and writing overlap (`pipeline_read`, `pipeline_write`)."""
-
-    def __post_init__(self) -> None:
-        if self.weights_to_disk and not self.to_disk:
-            raise ConfigError("weights_to_disk: only with to_disk, as their states are larger")
 
 
 def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
@@ -92,20 +86,19 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     host, share = offload.host, job.model.parameters * offload.devices / job.devices
     _check_memory(job, offload, share)
     sharded = predict_sharded_step(job)
-    weights = WIRE_BYTES * share if offload.weights_to_disk else 0.0
     resources = {  # of the optimizer stage (U5)
         "PCIe": WIRE_BYTES * share / offload.devices / job.device.host_rate,
         "processor": host.adam(share),
     }
     if offload.to_disk:
         resources["disk read"] = host.read(STATE_BYTES * share)
-        resources["disk write"] = host.write(STATE_BYTES * share + weights)
+        resources["disk write"] = host.write(STATE_BYTES * share)
     parts = dict(sharded.parts)
     del parts["optimizer"]
     gradients_s = job.software.gradient_bytes * share / offload.devices / job.device.host_rate
-    moved = job.micro_batches * (gradients_s + host.read(GATHERS * weights))  # U1, U3
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
-    parts["offload in backward"] = max(0.0, moved - computing)
+    left_s = job.micro_batches * gradients_s - computing - parts["exchange"]
+    parts["offload in backward"] = max(0.0, left_s)  # U1
     stage = max if offload.pipelined else sum
     parts["optimizer stage"] = stage(resources.values())
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
@@ -114,14 +107,13 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
 
 def _check_memory(job: TrainingJob, offload: Offload, share: float) -> None:
     """Check that the resident data of a host, with so many parameters, fits in its memory."""
-    kept = 0.0 if offload.to_disk else STATE_BYTES * share
-    kept += 0.0 if offload.weights_to_disk else WIRE_BYTES * share
+    kept = (WIRE_BYTES + (0 if offload.to_disk else STATE_BYTES)) * share
     if kept > offload.host.memory_bytes:
         has, needs = offload.host.memory_bytes / 1e9, kept / 1e9
         raise ConfigError(
-            f"memory_bytes: a host has {has:.0f} GB, and {needs:.0f} GB of states stay in it; put "
-            "more on drives (to_disk, weights_to_disk), or take "
+            f"memory_bytes: a host has {has:.0f} GB, and {needs:.0f} GB of states stay in it; take "
             f"{math.ceil(job.devices * needs / has)} devices"
+            f"{'' if offload.to_disk else ', or zero-infinity, which puts those of Adam on drives'}"
         )
 
 

@@ -112,8 +112,6 @@ def test_predict_laws_tiers_of_a_tree_add_latency_alone(priced: Catalogue) -> No
     for step, tiers in zip(steps, (1, 2, 4), strict=True):
         more_s = (tiers - 1) * 2 * network.hop_s
         assert step.parts["tail"] - steps[0].parts["tail"] == pytest.approx(more_s, abs=1e-12)
-    own = {**NODE, "tiers": 4}
-    assert asked({**LUWU, "node": own}, priced).answer().seconds == steps[2].seconds
 
 
 def test_predict_laws_experts_on_a_topology(priced: Catalogue) -> None:

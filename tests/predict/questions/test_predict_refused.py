@@ -16,6 +16,9 @@ MOE = {
     **THREE_D, "model": "Mixtral-8x7B", "devices": 128, "batch": 256, "tensor": 2, "pipeline": 4,
     "virtual": 1, "expert": 8,
 }  # fmt: skip
+CONTEXT = {
+    **THREE_D, "context": 12, "tensor": 1, "pipeline": 1, "virtual": 1, "devices": 96, "batch": 8,
+}  # fmt: skip
 BARE = {"processor": "Xeon-5320", "memory_bytes": "512 GB"}
 OFFLOAD = {**ZERO3, "system": "zero-infinity", "host": NODE}
 SERVING = {**DEVICES, "batching": "continuous"}
@@ -32,6 +35,12 @@ def host(system: str, **changes: Any) -> dict[str, Any]:
 
 def network(kind: str, **settings: Any) -> dict[str, Any]:
     return {"topology": {"kind": kind, **settings}}
+
+
+def dragonfly(groups: int, routers: int = 4, **settings: Any) -> dict[str, Any]:
+    return network(
+        "dragonfly", groups=groups, routers_per_group=routers, endpoints_per_router=2, **settings
+    )
 
 
 def cost(**changes: Any) -> dict[str, Any]:
@@ -81,7 +90,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LUWU, {"node": BARE}, r"there is no disk"),
     (LUWU, {"node": {**BARE, "disks": 12}}, r"disks: 12 of them, but no disk is named"),
     (OFFLOAD, {}, r"host.devices is missing"),
-    (OFFLOAD, host(weights_to_disk=True, system="zero-offload"), r"only with to_disk"),
     (OFFLOAD, host(memory_bytes="5 GB", system="zero-offload"), r"has 5 GB, and 11 GB .*take 3"),
     (THREE_D, {"tokens": "1 GB"}, r"tokens: the unit 'GB' is one of bytes, but .*: tokens, K, M"),
     (THREE_D, {"tokens": "1K"}, r"tokens: '1K' of the whole training are less than a step's 2,0"),
@@ -145,13 +153,23 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, network("clos", radix=64, taper=0.5), r"tapers: 0.5 does not fit"),
     (THREE_D, network("clos", radix=64, endpoints=500), r"topology.endpoints: .* 512 o"),
     (THREE_D, network("single-switch", radix=64), r"endpoints: 512 do not fit a single"),
+    (THREE_D, network("clos", radix=1), r"topology.radix: 1 is not a count; a whole number from 2"),
+    (THREE_D, network("clos", radix=2), r"radix: 2 ports cannot connect 512 .*; at least 4 can"),
+    (THREE_D, network("clos", radix=64, taper=float("nan")), r"tapers: nan does not fit"),
+    (THREE_D, network("clos", radix=512, taper=2), r"tapers: 1 are given, but 512 .* 1 tiers: at"),
+    (THREE_D, network("rail-optimised", radix=64, endpoints=514), r"rails: 8 do not divide 514"),
+    (THREE_D, network("rail-only", radix=64, endpoints=514), r"domain: 8 ranks do not divide 514"),
+    (THREE_D, {"tensor": 12, "devices": 768, "topology": RAIL_ONLY}, r"group.stride: 6 neither"),
+    (CONTEXT, {"topology": RAIL_ONLY}, r"group.size: 12 ranks, .* do not fill domains of 8; a mul"),
     (THREE_D, network("torus", sizes=8), r"topology.sizes: 8 is not a list of counts"),
     (THREE_D, network("torus", sizes=[8, 8]), r"topology.sizes: .* 64 endpoints, but"),
     (THREE_D, network("torus", sizes=[8, 8, 8]), r"group: 16 ranks, every 4., are not w"),
     (THREE_D, network("rail-only", radix=64, domain_rate=450), r"topology.domain_rate: 450 is no"),
     (SOCKETS, {"topology": RAIL_ONLY}, r"topology.domain_rate is missing"),
+    (THREE_D, dragonfly(groups=10, routers=4), r"groups: 10 cannot all be .* at most 9 groups"),
+    (THREE_D, dragonfly(groups=2, global_taper=1.5), r"global_taper: 1.5 leaves 1.33333 global"),
+    (LUWU, network("aggregation-tree", fan_in=1), r"topology.fan_in: 1 is not a count"),
     (LUWU, network("clos", radix=64), r"push needs switches that aggregate"),
-    (LUWU, {**node(tiers=2), "topology": TREE}, r"node.tiers: \[topology\] says"),
     (THREE_D, {"topology": 3}, r"topology: 3 is not a section"),
     # [cost]: nothing is taken to be free
     (THREE_D, cost(server=None), r"cost.server is missing"),
@@ -168,9 +186,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, cost(link=None), r"cost.link is missing: 512 are needed"),
     (THREE_D, cost(switch="Tofino-1"), r"switch.Tofino-1.port_rate: 100 Gbit/s"),
     (THREE_D, cost(switch="Tofino-2"), r"switch.Tofino-2.ports_count: 32 ports, but .* needs 64"),
-    (THREE_D, cost(node_server="node"), r"cost.node_server, node_nic, node_rental: nothing here"),
+    (THREE_D, cost(node_server="node"), r"cost.node_server, node_rental: nothing here"),
     (THREE_D, cost(server="node"), r"cost.server: 512 devices are not a whole number of node"),
-    (THREE_D, cost(disk="PM9A3", disks=2), r"disk.PM9A3.price is not known, but 128 disks"),
+    (THREE_D, cost(nic="ConnectX-5", nics=2), r"nic.ConnectX-5.price is not .* 128 network cards"),
     (THREE_D, {"cost": COST}, r"\[topology\] is missing"),
     (THREE_D, {"cost": {"server": "one", "rented": True}}, r"server.one.device_rental is no"),
     (SOCKETS, {"cost": {"server": "node", "rented": True}}, r"server.node.rental is not known"),

@@ -60,9 +60,9 @@ def test_predict_laws_a_point_is_its_question(catalogue: Catalogue) -> None:
         for devices, batch in ((8, 32), (16, 64))
         for disks in (4, 12)
     ]
-    assert [each.answer for each in found.points] == expected
-    assert found.numbers() == [each["step_s"] for each in expected]
-    (one,) = sweep(LUWU, [parse_axis("node.disks=12")], catalogue).points
+    assert [each.answer for each in found] == expected
+    assert [each.number() for each in found] == [each["step_s"] for each in expected]
+    (one,) = sweep(LUWU, [parse_axis("node.disks=12")], catalogue)
     assert one.answer == answer(make_question(LUWU, catalogue))
     assert sweep(LUWU, axes, catalogue) == found
 
@@ -71,7 +71,7 @@ def test_predict_laws_a_faster_network_is_never_slower(catalogue: Catalogue) -> 
     """Goal: a number of an entry is replaced where the question uses it: of workers and node, but
     one may have a network of its own, which then binds."""
     axis = parse_axis("network.rate=25 Gbit/s,50 Gbit/s,100 Gbit/s,200 Gbit/s")
-    steps = [each or 0.0 for each in sweep(LUWU, [axis], catalogue).numbers()]
+    steps = [each.number() or 0.0 for each in sweep(LUWU, [axis], catalogue)]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 2 * steps[-1]
     own = answer(make_question(LUWU, catalogue))["step_s"]
@@ -79,7 +79,7 @@ def test_predict_laws_a_faster_network_is_never_slower(catalogue: Catalogue) -> 
     named = {**LUWU, "node": {**NODE, "network": "roce-100g"}}
     faster = sweep(named, [parse_axis("network.rate=200 Gbit/s")], catalogue)
     node = sweep(LUWU, [parse_axis("node.network.rate=200 Gbit/s")], catalogue)
-    assert faster.numbers()[0] == node.numbers()[0] == own
+    assert faster[0].number() == node[0].number() == own
 
     asked, known = replaced(LUWU, {"network.rate": "200 Gbit/s"}, catalogue)
     name = asked["network"]
@@ -106,7 +106,7 @@ def test_numbers_of_a_drive_and_of_a_name_that_changes(catalogue: Catalogue) -> 
 def test_systems_beside_each_other(catalogue: Catalogue) -> None:
     """Goal: where the system changes, tables of the others are left out."""
     found = sweep(LUWU, [parse_axis("system=luwu,zero3")], catalogue)
-    assert [each.answer["system"] for each in found.points if each.answer] == ["luwu", "zero3"]
+    assert [each.answer["system"] for each in found if each.answer] == ["luwu", "zero3"]
 
 
 @pytest.mark.parametrize(
