@@ -41,7 +41,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luwu import optim
-    from luwu.activations import activation_stats, offload_activations
     from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError, StepsLost
     from luwu.launch.local_cluster import init_local
     from luwu.optim.app_state import AppState
@@ -74,7 +73,6 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in (
-        ("luwu.activations", "activation_stats offload_activations"),
         ("luwu.base.errors", "ConfigError LuwuError StepAborted StepOrderError StepsLost"),
         ("luwu.launch.local_cluster", "init_local"),
         ("luwu.optim.app_state", "AppState"),
@@ -115,7 +113,6 @@ __all__ = [
     "StepAborted",
     "StepOrderError",
     "StepsLost",
-    "activation_stats",
     "attach",
     "clip_grad_norm_",
     "device",
@@ -131,7 +128,6 @@ __all__ = [
     "init_weights",
     "load_pretrained",
     "log",
-    "offload_activations",
     "optim",
     "random_state",
     "rank",

@@ -163,20 +163,6 @@ def test_dilation_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_offload_activations_runs(tmp_path: Path) -> None:
-    """Goal: all arms have the same losses; one of them puts the inputs of blocks on disk."""
-    directory = tmp_path / "scratch"
-    directory.mkdir()
-    document = run_smoke(tmp_path, "offload_activations", "--dir", str(directory))
-    rows = {row["arm"]: row for row in document["rows"]}
-    assert set(rows) == {"none", "checkpoint", "offload"}
-    assert rows["offload"]["written_bytes"] >= rows["offload"]["inputs_bytes"]
-    assert rows["none"]["written_bytes"] == rows["checkpoint"]["written_bytes"] == 0
-    assert set(document["claims"]) == set(document["claims_meaning"])
-    assert list(directory.iterdir()) == []
-
-
-@pytest.mark.slow
 def test_scale_runs(tmp_path: Path) -> None:
     """Goal: a second worker adds no byte at the node, since the switch sums and multicasts."""
     document = run_smoke(tmp_path, "scale")

@@ -7,10 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from luwu.activations import ActivationStore
 from luwu.base.directories import making_directory
 from luwu.base.errors import StateError, StoreFullError
 from switch_emu.store import DecidedStep, FilePageStore
@@ -33,13 +31,6 @@ def spilled(directory: Path) -> None:
     with SpillFile(directory, place_bytes=65536, places_count=1) as spill:
         for _ in range(50):
             spill.free(spill.put(memoryview(bytes(65536))))
-
-
-def activations(directory: Path) -> None:
-    """Activations out of core, at a worker."""
-    store = ActivationStore(directory, memory_budget=0)
-    saved = [store.put(np.zeros(4096, np.uint8), checksum=0) for _ in range(2)]
-    assert len(saved) == 2
 
 
 def attached(directory: Path) -> None:
@@ -67,7 +58,6 @@ PATHS = [
     (claimed, "unlink", 1, r"a store of .* could not be made.*(Input/output|No space left)"),
     (spilled, "fallocate", 1, "spill file of gradient sums cannot grow"),
     (spilled, "pwritev,pwritev2", 3, "a gradient sum cannot be written to the spill file"),
-    (activations, "write", 1, "the file for activations .* cannot be written at offset 0"),
     (attached, "pwrite64", 1, r"kept-1-1\.dat: what rank 0 attached .* cannot be written"),
     (attached, "fdatasync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),
     (attached, "fsync", 1, r"kept-1-1\.dat: what workers attached .* cannot be flushed"),

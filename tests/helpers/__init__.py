@@ -17,7 +17,6 @@ Training:
     real_training.py     the same through a real switch, node and transport
     fake_nic.py          what `luwu.nic.shell.Nic` does, with threads in place of peers
     fake_streams.py      streams on a CPU whose work is done as late as the events allow
-    activations.py       modules whose activations are offloaded, beside plain torch
     collecting.py        calls in the middle of another function, as another thread may make them
 
 Parts, each alone:

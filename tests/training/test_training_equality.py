@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
 
 import luwu
+from luwu.training.devices.weights import WEIGHTS
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import seeded
 from tests.helpers.small_models import (
@@ -72,6 +74,29 @@ def test_gpt_equals_torch(update: str, checkpointing: str, tied: bool) -> None:
     network = compare(make, shard_gpt, gpt_loss, update=update, steps=3)
     if tied:
         assert "head.weight" not in network.masters()
+
+
+@pytest.mark.feature("torch.autograd.graph.save_on_cpu")
+@pytest.mark.parametrize("checkpointing", ["none", "reentrant", "nonreentrant"])
+def test_hooks_on_saved_tensors_get_all_but_weights(checkpointing: str) -> None:
+    """I4. Goal: a copy of what backward needs holds no weights, which come and go.
+    Method: hooks that copy every tensor, as `save_on_cpu` does on a GPU."""
+    packed: list[bool] = []
+
+    def copied(tensor: Tensor) -> Tensor:
+        packed.append(tensor in WEIGHTS)
+        return tensor.clone()
+
+    def loss(model: nn.Module, step: int, rank: int, part: int) -> Tensor:
+        with saved_tensors_hooks(copied, torch.clone):
+            return gpt_loss(model, step, rank, part)
+
+    compare(
+        functools.partial(make_gpt, gpt_config(checkpointing=checkpointing)), shard_gpt, loss,
+        steps=3,
+    )  # fmt: skip
+    assert len(packed) > 0
+    assert not any(packed)
 
 
 @pytest.mark.feature("bfloat16, float16 on the wire and in compute")

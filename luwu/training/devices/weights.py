@@ -23,15 +23,15 @@ import functools
 import itertools
 import re
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from luwu.base.address_range import AddressRange, Memory
-from luwu.base.errors import LuwuError, StepOrderError
+from luwu.base.errors import StepOrderError
 from luwu.nic.memory import SharedWeights
 from luwu.training.devices.device import CudaDevice
 
@@ -39,12 +39,10 @@ from luwu.training.devices.device import CudaDevice
 class Storages:
     """A set of storages, by identity; it keeps none of them alive."""
 
-    def __init__(self, tensors: Iterable[Tensor] = ()) -> None:
+    def __init__(self) -> None:
         self._known: dict[int, StorageWeakRef] = {}
         """References by number; while one exists, its number belongs to no other storage."""
         self._look_at = 64
-        for tensor in tensors:
-            self.add(tensor)
 
     def add(self, tensor: Tensor) -> None:
         """The storage of this tensor, from now on."""
@@ -58,7 +56,8 @@ class Storages:
         self._known[known.cdata] = known
 
     def __contains__(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._known
+        # A tensor of another layout has no storage.
+        return tensor.layout == torch.strided and tensor.untyped_storage()._cdata in self._known
 
 
 WEIGHTS = Storages()
@@ -242,7 +241,7 @@ def name_units_in_errors() -> None:
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
-        except (RuntimeError, LuwuError) as error:
+        except RuntimeError as error:
             found = _FOUND.search(str(error))
             weights = None if found is None else _weights.get(int(found[1]))
             if weights is None:
@@ -256,6 +255,51 @@ def name_units_in_errors() -> None:
             ) from error
 
     autograd._engine_run_backward = run_backward
+
+
+class _SavedWeight(NamedTuple):
+    """A weight in a graph, in place of what a hook would have returned for it."""
+
+    weight: Tensor
+    version: int
+
+
+@functools.cache
+def keep_weights_from_hooks() -> None:
+    """Let `torch.autograd.graph.saved_tensors_hooks`, as `save_on_cpu`, leave weights alone.
+
+    A hook would keep a copy of the weights until backward, and of what it returns autograd compares
+    no version. A checkpoint's hooks copy nothing, and count what comes in both of its forwards.
+    """
+    hooks: Any = torch.autograd.graph.saved_tensors_hooks
+    push = torch._C._autograd._push_saved_tensors_default_hooks
+
+    @functools.wraps(hooks.__enter__)
+    def enter(self: Any) -> None:
+        pack, unpack = self.pack_hook, self.unpack_hook
+        if type(self).__module__ != "torch.utils.checkpoint":
+            pack, unpack = functools.partial(_pack, pack), functools.partial(_unpack, unpack)
+        push(pack, unpack)
+
+    hooks.__enter__ = enter
+
+
+def _pack(hook: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+    if tensor in WEIGHTS:
+        return _SavedWeight(tensor.detach(), tensor._version)
+    return hook(tensor)
+
+
+def _unpack(hook: Callable[[Any], Tensor], packed: Any) -> Tensor:
+    if not isinstance(packed, _SavedWeight):
+        return hook(packed)
+    weight, expected = packed
+    if weight._version != expected:  # `name_units_in_errors` reads it in this text, as in torch's
+        raise RuntimeError(
+            f"a weight that was saved for backward is at version {weight._version}; expected "
+            f"version {expected}: it was changed in place, or its forward is of an earlier step"
+        )
+    return weight
 
 
 class DeviceWeights(UnitWeights):

@@ -210,8 +210,7 @@ def _own_memory(tensor: Tensor) -> Tensor:
     Its gradient goes to the weight as any other. The weight itself will be freed, and it is one
     tensor in all steps, which would keep the hooks of each.
     """
-    is_weight = tensor.layout == torch.strided and tensor in WEIGHTS
-    return tensor.clone() if is_weight else tensor
+    return tensor.clone() if tensor in WEIGHTS else tensor
 
 
 class _Close(torch.autograd.Function):

@@ -13,7 +13,7 @@ from luwu.nic.shell import Nic
 from luwu.training.base.progress import Attempt, Progress
 from luwu.training.base.torch_state import in_backward
 from luwu.training.devices.device import Device
-from luwu.training.devices.weights import ByteCount, name_units_in_errors
+from luwu.training.devices.weights import ByteCount, keep_weights_from_hooks, name_units_in_errors
 from luwu.training.state.first_weights import FirstWeights
 from luwu.training.units.model import Model
 from luwu.training.units.prefetch import Prefetcher
@@ -27,6 +27,8 @@ class Pulls:
         self, nic: Nic, model: Model, *, progress: Progress, attempt: Attempt,
         first_weights: FirstWeights,
     ) -> None:  # fmt: skip
+        name_units_in_errors()
+        keep_weights_from_hooks()  # now: the first forward may be in a context of them
         self._nic, self._model = nic, model
         self._progress, self._attempt = progress, attempt
         self._first_weights = first_weights
@@ -43,7 +45,6 @@ class Pulls:
     def start(self, device: Device, *, window: int) -> None:
         """The job is joined: make the units' storages, which stay empty until they are pulled."""
         model = self._model
-        name_units_in_errors()
         for unit in model.units:
             elems = model.layout.unit_elems[unit.index]
             unit.make_weights(device, self._memory, elems=elems, live_bytes=self.bytes_count)

@@ -1,1 +1,0 @@
-"""Activations on disk: `luwu.offload_activations`."""
