@@ -147,8 +147,7 @@ def run_sweep(
     table, assumed = _completed(asked, file, catalogue)
     found = sweep(table, over, catalogue, of)
     document = sweep_document(over, found, of) | {"assumed": assumed}
-    shown = "
-".join([*assumed_text(assumed), sweep_text(over, found, of)])
+    shown = "\n".join([*assumed_text(assumed), sweep_text(over, found, of)])
     return form.show(document, shown, as_json=as_json)
 
 
