@@ -216,10 +216,5 @@ def _check_weights(document: dict[str, Any], config: RunConfig, console: Console
 
 
 def program_text() -> str:
-    """The name of this command in the shell: `luwu` where that is found."""
-    if shutil.which("luwu"):
-        return "luwu"
-    beside = Path(sys.executable).with_name("luwu")
-    if beside.exists():
-        return shown_path(beside)
-    return f"{shown_path(Path(sys.executable))} -m luwu"
+    """What runs this command in the shell: `luwu` where that is found."""
+    return "luwu" if shutil.which("luwu") else f"{shown_path(Path(sys.executable))} -m luwu"

@@ -29,7 +29,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from luwu.aggregate import make_aggregator
 from luwu.base import loopback
@@ -69,9 +68,6 @@ from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import switch_plan
 from luwu.transport.arena import check_arena
 from switch_emu.store.striped import node_directory
-
-NODE_FILE: Final = "connect-node.json"
-"""The file with the node's endpoint, for its switch; workers read the switch's connect.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +125,7 @@ class Up:
 
 def node_file(number: int) -> str:
     """The file with the endpoints of an optimizer node and of those before it."""
-    return NODE_FILE if number == 0 else f"connect-node-{number}.json"
+    return f"connect-{node_role(number)}.json"
 
 
 def switch_file(name: str) -> str:
@@ -290,7 +286,7 @@ def _join_parent(up: Up, file: Path) -> Connection:
 
 def _join_nodes(up: Up) -> Connection:
     """The endpoints of all optimizer nodes, for the switch above all others. Raises ConfigError."""
-    found = _join_parent(up, up.run.file(NODE_FILE))
+    found = _join_parent(up, up.run.file(node_file(0)))
     last = found.optimizer_nodes - 1
     if len(found.more_nodes) < last and up.config.join is None:
         found = _join_parent(up, up.run.file(node_file(last)))

@@ -45,7 +45,7 @@ def number_of(process: str) -> int:
 
 
 class Replicas:
-    """The nodes of a run that are lost, where others hold their pages."""
+    """The nodes of a run that are lost, where others that we started hold their pages."""
 
     def __init__(self, optimizer_nodes: int, replicas: int) -> None:
         self._owners = [owners_of(s, optimizer_nodes, replicas) for s in range(optimizer_nodes)]
@@ -57,7 +57,7 @@ class Replicas:
 
     def lose(self, process: str, code: str | None) -> bool:
         """A node has ended for good, with an error code; True if the run can go on without it."""
-        if not is_node(process) or code in OF_THE_JOB:
+        if not is_node(process) or code in OF_THE_JOB or number_of(process) >= len(self._owners):
             return False
         lost = self.lost | {number_of(process)}
         if any(lost.issuperset(owners) for owners in self._owners):

@@ -32,8 +32,8 @@ class Decided:
         """The number of decided steps, as far as it is recorded now."""
         for line in self._file.lines():
             record = json_object(line)  # none if the node was killed in mid-line and went on in it
-            if record.get("name") == "node.opened":
-                self._count = record["version"] or 0
+            if record.get("name") == "node.opened" and record["version"] is not None:
+                self._count = record["version"]
             elif record.get("name") == "node.step":
                 self._count = record["step"] + 1
         return self._count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,33 +41,24 @@ def no_syntax_tree_is_left() -> Iterator[None]:
 
 
 @functools.cache
-def classes() -> dict[str, dict[str, object]]:
-    """Every class of an error of ours -> its exit code and its own code (None: it has none)."""
-    found: dict[str, dict[str, object]] = {}
+def classes() -> dict[str, type[LuwuError]]:
+    """Every class of an error of ours, by name."""
+    found = {"LuwuError": LuwuError}
     definitions = [
-        node for _, tree in trees() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        (file, node)
+        for file, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
     ]
-    found["LuwuError"] = {"exit_code": 1, "code": LuwuError.code}
-    grew = True
-    while grew:
-        grew = False
-        for node in definitions:
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
-            parent = next((base for base in bases if base in found), None)
-            if parent is None or node.name in found:
-                continue
-            own: dict[str, object] = {
-                target.id: each.value.value
-                for each in node.body
-                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
-                for target in each.targets
-                if isinstance(target, ast.Name)
-            }
-            found[node.name] = {
-                "exit_code": own.get("exit_code", found[parent]["exit_code"]),
-                "code": own.get("code"),
-            }
-            grew = True
+
+    def is_new(node: ast.ClassDef) -> bool:
+        bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
+        return node.name not in found and not bases.isdisjoint(found)
+
+    while new := [(file, node.name) for file, node in definitions if is_new(node)]:
+        for file, name in new:
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found[name] = getattr(importlib.import_module(module), name)
     return found
 
 
@@ -88,15 +80,15 @@ def test_every_class_has_a_code_of_its_own() -> None:
     """Goal: two classes are never mistaken for one another."""
     found = classes()
     assert len(found) > 15
-    assert [name for name, each in found.items() if each["code"] is None] == []
-    codes = [each["code"] for each in found.values()]
+    codes = [vars(each).get("code") for each in found.values()]
+    assert None not in codes
     assert len(set(codes)) == len(codes)
 
 
 @pytest.mark.feature("a code for each error")
 def test_the_table_has_what_is_raised_and_nothing_else() -> None:
     """Goal: no code without an explanation, and no explanation that nobody is sent to."""
-    raised = {str(each["code"]) for each in classes().values()}
+    raised = {each.code for each in classes().values()}
     raised |= {code for _, _, code in codes_at_raises()}
     raised.add("E105")  # in `role_failure`, after an `or`
     raised.add("E510")  # in `Joint.refused`, by what the refusal says
@@ -109,12 +101,12 @@ def test_a_code_begins_with_the_exit_code() -> None:
     wrong = [
         (place, name, code)
         for place, name, code in codes_at_raises()
-        if name in found and int(code[1]) != found[name]["exit_code"]
+        if name in found and int(code[1]) != found[name].exit_code
     ]
     assert wrong == []
     for name, each in found.items():
-        code = str(each["code"])
-        assert each["exit_code"] in (int(code[1]), 130 if code == "E130" else -1), name
+        code = each.code
+        assert each.exit_code in (int(code[1]), 130 if code == "E130" else -1), name
 
 
 def test_entries_tell_all_three_things() -> None:

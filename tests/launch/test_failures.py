@@ -6,6 +6,7 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError
 from luwu.launch.entry import write_error
+from luwu.launch.nodes import Replicas
 from luwu.launch.processes.failures import worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -40,6 +41,14 @@ def test_workers_that_fail_alike_are_counted(tmp_path: Path) -> None:
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[-3] == "ValueError: bad batch"
     assert lines[-2:] == ["and 3 more: rank 0-1,5", "worker 2: ValueError: bad batch of rank 2"]
+
+
+def test_a_node_is_lost_where_others_of_the_run_hold_its_pages() -> None:
+    """Goal: nobody goes on without a node that was started alone (`luwu up --role node`)."""
+    both = Replicas(2, 2)
+    assert [both.lose(process, "E505") for process in ("node-1", "node")] == [True, False]
+    assert not both.lose("switch", "E505")
+    assert not any(Replicas(1, 1).lose(process, "E505") for process in ("node", "node-1"))
 
 
 def test_an_error_of_ours_without_frames_of_a_script_has_none(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from luwu.base.json_file import read_json
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
+from tests.helpers.docstrings import blocks, public_of_testing
 from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, luwu_up, section
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
@@ -287,6 +288,19 @@ def test_it(tmp_path):
     sandbox.write(test.replace("IMPORT", "FACTOR = 21"), "outer/test_alone.py")
 
     assert "2 passed in" in sandbox.run(f"--import-mode={mode}")
+
+
+def test_plugin_suite_of_the_docstrings(sandbox: Sandbox, tmp_path: Path) -> None:
+    """Goal: every fixture and factory has an example, and all of them pass. Method: one pytest of
+    its own, with a `luwu up` for the fixture that joins a job elsewhere."""
+    count = 0
+    for name, docstring in public_of_testing().items():
+        (block,) = blocks(docstring)
+        sandbox.write(block, f"test_{name.replace('.', '_')}.py")
+        count += block.count("\ndef test_")
+    with luwu_up(tmp_path / "up") as connect:
+        output = sandbox.run("--luwu-connect", connect)
+    assert f"{count} passed" in output
 
 
 @pytest.mark.feature("kill, suspend, resume in a user's tests")
