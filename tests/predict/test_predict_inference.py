@@ -127,7 +127,7 @@ def test_predict_laws_a_static_batch_is_prefill_and_decodes(job: InferenceJob) -
     found = predict_inference(some)
     each = [predict_decode(some, 1024 + 0.5 + i).seconds for i in range(256)]
     assert found.decode.seconds == pytest.approx(mean(each))
-    whole = found.prefill.seconds + 255 * found.decode.seconds
+    whole = found.first_token.seconds + 255 * found.decode.seconds
     assert found.tokens_per_s == pytest.approx(16 * 256 / whole)
 
 

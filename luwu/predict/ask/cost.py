@@ -186,21 +186,6 @@ class Costs:
     """None: rented."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The machines that a question needs."""
-
-    ranks: int
-    """Devices; of sockets, hosts."""
-    are_hosts: bool = False
-    """Ranks are hosts without devices."""
-    nodes: int = 0
-    host: Host | None = None
-    """Of each node; or of the devices, where these offload."""
-    host_devices: int | None = None
-    """Devices of a host that offloads, by the question."""
-
-
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     """Costs of a table. Raises ConfigError, which names the key."""
     values.check_keys(_PLACE, table, _KEYS, () if "device_rental" in table else ("server",))
@@ -254,39 +239,43 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
     )  # fmt: skip
 
 
-def machines_of(costs: Costs, place: Place) -> list[Item]:
+def machines_of(
+    costs: Costs, ranks: int, *, are_hosts: bool = False, nodes: int = 0, host: Host | None = None,
+    host_devices: int | None = None,
+) -> list[Item]:  # fmt: skip
     """Hosts of workers, optimizer nodes, and what is added to each. Raises ConfigError if counts
-    are not whole."""
-    each = int(costs.server.devices_count)
-    if place.are_hosts:
-        each = 1
-    elif not each or place.ranks % each:
+    are not whole.
+
+    Ranks are devices, or hosts without any. `host` is each node; or where devices offload, that of
+    so many devices."""
+    each = 1 if are_hosts else int(costs.server.devices_count)
+    if not each or ranks % each:
         raise ConfigError(
-            f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
+            f"{_PLACE}server: {ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
-    if costs.tariff is not None and place.host_devices not in (None, each):
+    if costs.tariff is not None and host_devices not in (None, each):
         raise ConfigError(
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
-            f"{place.host_devices}"
+            f"{host_devices}"
         )
-    hosts, host = place.ranks // each, place.host
+    hosts = ranks // each
     found = [Item("hosts", costs.server, hosts)]
     if costs.nic is not None:
         found.append(Item("network cards", costs.nic, hosts * costs.nics))
-    if place.nodes:
+    if nodes:
         if costs.node_server is None:
             raise ConfigError(
-                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
+                f"{_PLACE}node_server is missing: {nodes} optimizer nodes take part; of what "
                 "is rented node_rental would do"
             )
-        found.append(Item("optimizer nodes", costs.node_server, place.nodes))
+        found.append(Item("optimizer nodes", costs.node_server, nodes))
     elif costs.node_server is not None:
         raise ConfigError(
             f"{_PLACE}node_server, node_rental: nothing here has an optimizer node; leave them out"
         )
     if host is not None and host.disk is not None and host.disks:
-        found.append(Item("disks", host.disk, (place.nodes or hosts) * host.disks))
+        found.append(Item("disks", host.disk, (nodes or hosts) * host.disks))
     return found
 
 
@@ -299,9 +288,9 @@ class Expense:
     """None: rented."""
 
 
-def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
+def expense(costs: Costs, machines: Sequence[Item], built: Built | None) -> Expense:
     """The cost of a second, and the bill (B1 to B3). Raises ConfigError."""
-    machines, tariff = machines_of(costs, place), costs.tariff
+    tariff = costs.tariff
     if tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(machines), bill=None)
     bill = cluster_bill(machines, built, switch=costs.switch, link=costs.link)
