@@ -295,11 +295,10 @@ def predict_prefill(job: InferenceJob) -> StepTime:
     return predict_round(job, work, parts, is_continuous=False, layer_launch_s=launch_s)
 
 
-def predict_decode(job: InferenceJob, context: float | None = None) -> StepTime:
-    """One token for each sequence of a batch, at a length or at the mean one of the answers."""
-    if context is None:
-        context = job.input_tokens + job.output_tokens / 2
+def predict_decode(job: InferenceJob) -> StepTime:
+    """One token for each sequence of a batch, at the mean length of the answers."""
     parts = min(job.batch, job.pipeline)
+    context = job.input_tokens + job.output_tokens / 2
     work = Work(decodes=job.batch / parts, context=context)
     return predict_round(job, work, parts, is_continuous=False)
 

@@ -61,6 +61,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"tensor": 4.0}, r"^tensor: 4.0 is not a whole number"),
     (THREE_D, {"pipeline": 128, "virtual": 1}, r"pipeline: 128 stages, but GPT-175B has 96"),
     (THREE_D, {"model": "GPT-175"}, r"model: no model 'GPT-175' .* did you mean GPT"),
+    (THREE_D, {"virtual": 5}, r"virtual: 8 stages of 5 parts do not share 96 layers; take two"),
     (THREE_D, {"recompute": "some"}, r"recompute: 'some' is not one of none, selective, half, f"),
     (THREE_D, {"devices": 500}, r"devices: 500 are not a multiple of tensor x .* context = 32"),
     (THREE_D, {"batch": 1000}, r"batch: 1000 sequences cannot be shared by 16 .* of 16 fits"),
