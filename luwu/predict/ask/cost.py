@@ -24,7 +24,6 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
 from luwu.predict.hardware.values import Dimension
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.topologies import AggregationTree
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
@@ -121,23 +120,14 @@ def cluster_bill(
     link: Link | None = None,
 ) -> Bill:  # fmt: skip
     """Hosts with what is added to them, and the network between them. Raises ConfigError."""
-    hosts = sum(each.count for each in machines if isinstance(each.part, Server))
-    if topology is None:
-        if hosts > 1:
-            raise ConfigError(
-                "[topology] is missing: [cost] needs to know what the network between hosts is "
-                "made of; kind = 'clos' with the radix of its switches would do"
-            )
-        return Bill(machines)
-    bill, places = network_bill(topology, switch=switch, link=link), topology.endpoints
-    if isinstance(topology, AggregationTree):
-        places += topology.optimizer_nodes
-    if hosts > places:
+    if topology is not None:
+        return Bill([*machines, *network_bill(topology, switch=switch, link=link).items])
+    if sum(each.count for each in machines if isinstance(each.part, Server)) > 1:
         raise ConfigError(
-            f"topology.endpoints: the network has {places}, but there are {hosts} hosts; each "
-            "takes at least one"
+            "[topology] is missing: [cost] needs to know what the network between hosts is "
+            "made of; kind = 'clos' with the radix of its switches would do"
         )
-    return Bill([*machines, *bill.items])
+    return Bill(machines)
 
 
 def rented_dollars_per_s(machines: Sequence[Item]) -> float:

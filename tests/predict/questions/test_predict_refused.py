@@ -87,7 +87,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (LUWU, node(memory_bytes=512), r"node.memory_bytes: 512 is not"),
     (LUWU, node(disk="P5510-4T"), r"node.disk: no disk 'P5510-4T' .* did you"),
     (LUWU, node(cached=2), r"cached: 2.0 is not a share"),
-    (LUWU, node(pulls=3), r"pulls are 1 or 2"),
+    (LUWU, node(pulls=3), r"pulls: 3 of a unit in a step; 1 or 2 fit"),
     (LUWU, {"node": BARE}, r"there is no disk"),
     (LUWU, {"node": {**BARE, "disks": 12}}, r"disks: 12 of them, but no disk is named"),
     (OFFLOAD, {}, r"host.devices is missing"),
