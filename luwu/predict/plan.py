@@ -138,7 +138,7 @@ class Plan:
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
     expenses: dict[Any, cost.Expense] = field(default_factory=dict)
-    """By what decides them: system, place and network."""
+    """By what decides them: system, nodes or hosts, and network."""
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -154,11 +154,11 @@ class Plan:
             self.refused += 1
             self.first_refusal = self.first_refusal or str(exc)
             return
-        spent, key = None, (question.system, question.place, question.topology)
+        spent, key = None, (question.system, question.part, question.topology)
         if question.costs is not None:
             spent = self.expenses.get(key)
             if spent is None:
-                spent = cost.expense(question.costs, question.place, question.build())
+                spent = question.expense(question.costs)
                 self.expenses[key] = spent
         self.found.append(
             Found(question=question, step=step, left_bytes=has - needs, expense=spent)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError
-from luwu.layout import SUM_BYTES
 from luwu.predict.ask.question import make_question
 from luwu.predict.driven import driven, driven_worker
 from luwu.predict.driven.driven import play_driven_steps
@@ -323,6 +322,3 @@ def test_bad_prediction_of_driven_steps(catalogue: Catalogue) -> None:
     job, nodes = luwu(catalogue, batch=64)
     with pytest.raises(ConfigError, match=r"chunk: .*multiple of 16KiB"):
         play_driven_steps(job, nodes, chunk_bytes=5000)
-    odd = replace(job, software=replace(job.software, gradient_bytes=SUM_BYTES - 1))
-    with pytest.raises(ConfigError, match=r"gradients of 3 bytes.*2 or 4"):
-        play_driven_steps(odd, nodes)

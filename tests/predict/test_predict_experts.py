@@ -9,8 +9,6 @@ import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
-from luwu.predict.model import collectives as c
-from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import (
     WIRE_BYTES,
@@ -149,22 +147,6 @@ def test_predict_laws_capacity(job: TrainingJob) -> None:
 # ---------------------------------------------------------------------- exchange
 
 
-def test_predict_laws_all_to_all_in_domains() -> None:
-    """N15. Goal: in one domain and with one rank a domain it is (n-1) a + (n-1)/n S/B; both ways at
-    once are as long as the longer one; one rank exchanges nothing."""
-    inside, port = Path(latency_s=1e-6, rate=450e9), Path(latency_s=5e-6, rate=50e9)
-    assert c.domains_all_to_all(1, 1, 1e9, inside, port) == 0
-    assert c.domains_all_to_all(1, 8, 1e9, inside, port) == pytest.approx(
-        7 * 1e-6 + 7 / 8 * 1e9 / 450e9
-    )
-    assert c.domains_all_to_all(8, 1, 1e9, inside, port) == pytest.approx(
-        7 * 5e-6 + 7 / 8 * 1e9 / 50e9
-    )
-    mixed = c.domains_all_to_all(4, 8, 1e9, inside, port)
-    assert mixed == pytest.approx(7 * 1e-6 + 24 * 5e-6 + 24 / 32 * 1e9 / 50e9)
-    assert mixed < 31 * 5e-6 + 31 / 32 * 1e9 / 50e9
-
-
 def test_predict_laws_experts_of_one_domain_exchange_fast(job: TrainingJob) -> None:
     """G2, J3. Goal: experts of a tensor parallel width of 2 span two hosts of 8 at 8 ranks; on
     whole experts they fit one; a domain of 72 has all, and a faster network is never slower."""
@@ -178,17 +160,8 @@ def test_predict_laws_experts_of_one_domain_exchange_fast(job: TrainingJob) -> N
     assert expert_exchange(faster) < expert_exchange(job)
 
 
-def test_predict_laws_again_is_sent_again(job: TrainingJob) -> None:
-    """J2. Goal: four all-to-alls, six where a layer is computed again."""
-    again = replace(job, recompute="full")
-    assert expert_exchange(again) == pytest.approx(1.5 * expert_exchange(job))
-
-
 def test_experts_of_their_own_width_gather_nothing(job: TrainingJob) -> None:
     """J4. Goal: with whole experts on ranks, half of the tensor exchange is gone."""
     parts = predict_step(replace(job, expert_tensor=1)).parts
     dense = predict_step(replace(job, expert=1)).parts
     assert parts["tensor exchange"] == pytest.approx(dense["tensor exchange"] / 2)
-
-
-# ---------------------------------------------------------------------- refused

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.model import Transformer
 from luwu.predict.inference.inference import (
     RUNTIME_BYTES,
     InferenceJob,
     cache_bytes,
     cache_memory_bytes,
-    layer_weight_bytes,
     maximum_batch,
-    predict_continuous,
     predict_decode,
-    predict_inference,
     sequence_bytes,
-    weight_bytes,
     with_largest_batch,
 )
 from luwu.predict.inference.inference_sockets import (
@@ -29,11 +23,6 @@ from luwu.predict.inference.inference_sockets import (
     predict_socket_token,
     socket_weight_bytes,
 )
-
-EXPERTS = {
-    "layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "gated": True,
-    "vocab": 32000, "experts": 8, "experts_used": 2,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -78,15 +67,6 @@ def test_predict_laws_cache_bytes_are_exact(
     assert cache_bytes(one, 1000) == 1000 * expected
 
 
-def test_predict_laws_weights_are_those_of_the_model(job: InferenceJob) -> None:
-    """F2. Goal: ranks and stages share the model's matrices; norms are the only difference."""
-    whole = job.model.layers * job.model.layer_parameters
-    assert 8 * 80 * layer_weight_bytes(job) == pytest.approx(whole, rel=1e-4)
-    assert 8 * weight_bytes(job) == pytest.approx(
-        whole + 2 * 2 * job.model.embedding_parameters, rel=1e-4
-    )
-
-
 @pytest.mark.parametrize("batching", ["static", "continuous"])
 def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
     job: InferenceJob, batching: str
@@ -102,9 +82,6 @@ def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
     assert maximum_batch(replace(job, pipeline=2)) > maximum_batch(job)
 
 
-# ---------------------------------------------------------------------- one request
-
-
 def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) -> None:
     """IN4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
     one = replace(job, pipeline=4)
@@ -116,45 +93,6 @@ def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) 
     send = full.parts["stage exchange"] / 3
     assert full.seconds == pytest.approx(4 * (layers / 4 + full.parts["output layer"] + send))
     assert alone.seconds <= full.seconds < 1.2 * alone.seconds
-
-
-# ---------------------------------------------------------------------- batches
-
-
-def test_predict_laws_a_static_batch_is_prefill_and_decodes(job: InferenceJob) -> None:
-    """IN5. Goal: the mean length stands for all: decodes at each length add up to the same."""
-    some = replace(job, batch=16)
-    found = predict_inference(some)
-    each = [predict_decode(some, 1024 + 0.5 + i).seconds for i in range(256)]
-    assert found.decode.seconds == pytest.approx(mean(each))
-    whole = found.prefill.seconds + 255 * found.decode.seconds
-    assert found.tokens_per_s == pytest.approx(16 * 256 / whole)
-
-
-def test_predict_laws_continuous_rounds_keep_their_budget(job: InferenceJob) -> None:
-    """IN6. Goal: decodes and the prefill of those that follow fill a round to its budget, no more;
-    with memory and budget to spare the batch is the job's."""
-    some = replace(job, batching="continuous", batch=64)
-    assert predict_continuous(some)[0] == 64
-    tight = replace(some, budget_tokens=100)
-    assert predict_continuous(tight)[0] * (1 + 1024 / 256) == pytest.approx(100)
-    assert predict_inference(tight).tokens_per_s < predict_inference(some).tokens_per_s
-    larger = predict_inference(replace(some, batch=128))
-    assert larger.tokens_per_s > predict_inference(some).tokens_per_s
-    assert larger.decode.seconds > predict_inference(some).decode.seconds
-
-
-def test_predict_laws_experts_are_read_as_far_as_tokens_use_them(job: InferenceJob) -> None:
-    """Goal: one token reads 2 of 8 experts, many tokens read all; never more."""
-    model = Transformer.parse("model.x", "x", EXPERTS)
-    some = replace(job, model=model, tensor=1)
-    one = predict_decode(some).parts["products"]
-    many = predict_decode(replace(some, batch=64)).parts["products"]
-    rate = some.device.memory_rate * some.device.memory_efficiency
-    used = model.layers * (model.attention_parameters + 2 * model.mlp_parameters) / rate
-    every = model.layers * (model.attention_parameters + 8 * model.mlp_parameters) / rate
-    assert one == pytest.approx(used, rel=0.01)
-    assert many == pytest.approx(every, rel=0.05)
 
 
 # ---------------------------------------------------------------------- sockets

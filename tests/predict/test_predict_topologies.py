@@ -157,16 +157,14 @@ def test_predict_laws_more_bandwidth_is_never_slower(topology: Any, collective: 
     one rank exchanges nothing; what a network cannot do is refused, never guessed."""
     faster = replace(topology, network=replace(NET, rate=2 * NET.rate))
     ranks = of(96)
-    if collective in IN_NETWORK and not isinstance(topology, AggregationTree | Clos):
+    sums = isinstance(topology, AggregationTree) or getattr(topology, "aggregates", False)
+    if collective in IN_NETWORK and not sums:
         with pytest.raises(ConfigError, match="needs switches that aggregate"):
             topology.connection(ranks, collective)
-        return
-    if collective in IN_NETWORK and isinstance(topology, Clos) and not topology.aggregates:
         return
     slow, fast = (each.connection(ranks, collective) for each in (topology, faster))
     assert 0 < slow.rate <= fast.rate
     assert slow.latency_s == fast.latency_s > 0
-    assert slow.rate <= fast.rate
     alone = topology.connection(of(1), collective)
     assert (alone.hops, alone.latency_s) == (0, 0.0)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model import collectives as c
@@ -77,17 +76,3 @@ def test_predict_laws_sizes_of_one(job: TrainingJob) -> None:
     parts = predict_step(one).parts
     gone = ("bubble", "tensor exchange", "pipeline exchange", "data exchange", "straggling")
     assert [parts[name] for name in gone] == [0, 0, 0, 0, 0]
-
-
-def test_predict_laws_ends_in_the_place_of_layers(catalogue: Catalogue, job: TrainingJob) -> None:
-    """Goal: 126 layers are 128 places for 8 stages of 8 parts; the output layer costs what it takes
-    beyond a layer, and a stage in the middle has two layers in 126 more than its share."""
-    model = catalogue.model("Llama3-405B")
-    plain = replace(job, model=model, devices=128, tensor=8, pipeline=8, batch=32, micro_batch=1)
-    with pytest.raises(ConfigError, match="126 layers"):
-        replace(plain, virtual=8)
-    shared = replace(plain, virtual=8, ends_as_layers=True)
-    assert shared.stage_layers == 16
-    ours, theirs = predict_step(shared).parts, predict_step(plain).parts
-    assert ours["products"] / theirs["products"] == pytest.approx(128 / 126)
-    assert ours["output layer"] < theirs["output layer"]

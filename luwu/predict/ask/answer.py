@@ -25,7 +25,7 @@ from typing import Any, Final
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
-from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text, expense
+from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, on_nics
 from luwu.predict.hardware.software import data
@@ -71,7 +71,7 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         rate = document["tokens_per_s"]
         if rate is None:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
-        spent = expense(question.costs, question.place, built)
+        spent = question.expense(question.costs)
         dollars_per_s = spent.dollars_per_s
         document["cost"] = cost_document(spent, rate, document.get("step_s"))
     document["error"] = error_bar(question)

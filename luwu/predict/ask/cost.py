@@ -24,7 +24,6 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Disk, Host, Link, Nic, Server, Switch, Tariff
 from luwu.predict.hardware.values import Dimension
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.topologies import AggregationTree
 
 _PLACE: Final = "cost."
 _TARIFF: Final = ("life_years", "energy_price", "pue")
@@ -121,23 +120,14 @@ def cluster_bill(
     link: Link | None = None,
 ) -> Bill:  # fmt: skip
     """Hosts with what is added to them, and the network between them. Raises ConfigError."""
-    hosts = sum(each.count for each in machines if isinstance(each.part, Server))
-    if topology is None:
-        if hosts > 1:
-            raise ConfigError(
-                "[topology] is missing: [cost] needs to know what the network between hosts is "
-                "made of; kind = 'clos' with the radix of its switches would do"
-            )
-        return Bill(machines)
-    bill, places = network_bill(topology, switch=switch, link=link), topology.endpoints
-    if isinstance(topology, AggregationTree):
-        places += topology.optimizer_nodes
-    if hosts > places:
+    if topology is not None:
+        return Bill([*machines, *network_bill(topology, switch=switch, link=link).items])
+    if sum(each.count for each in machines if isinstance(each.part, Server)) > 1:
         raise ConfigError(
-            f"topology.endpoints: the network has {places}, but there are {hosts} hosts; each "
-            "takes at least one"
+            "[topology] is missing: [cost] needs to know what the network between hosts is "
+            "made of; kind = 'clos' with the radix of its switches would do"
         )
-    return Bill([*machines, *bill.items])
+    return Bill(machines)
 
 
 def rented_dollars_per_s(machines: Sequence[Item]) -> float:
@@ -184,21 +174,6 @@ class Costs:
     link: Link | None = None
     tariff: Tariff | None = None
     """None: rented."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The machines that a question needs."""
-
-    ranks: int
-    """Devices; of sockets, hosts."""
-    are_hosts: bool = False
-    """Ranks are hosts without devices."""
-    nodes: int = 0
-    host: Host | None = None
-    """Of each node; or of the devices, where these offload."""
-    host_devices: int | None = None
-    """Devices of a host that offloads, by the question."""
 
 
 def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
@@ -254,39 +229,43 @@ def _tariff(table: Mapping[str, Any]) -> Tariff:
     )  # fmt: skip
 
 
-def machines_of(costs: Costs, place: Place) -> list[Item]:
+def machines_of(
+    costs: Costs, ranks: int, *, are_hosts: bool = False, nodes: int = 0, host: Host | None = None,
+    host_devices: int | None = None,
+) -> list[Item]:  # fmt: skip
     """Hosts of workers, optimizer nodes, and what is added to each. Raises ConfigError if counts
-    are not whole."""
-    each = int(costs.server.devices_count)
-    if place.are_hosts:
-        each = 1
-    elif not each or place.ranks % each:
+    are not whole.
+
+    Ranks are devices, or hosts without any. `host` is each node; or where devices offload, that of
+    so many devices."""
+    each = 1 if are_hosts else int(costs.server.devices_count)
+    if not each or ranks % each:
         raise ConfigError(
-            f"{_PLACE}server: {place.ranks} devices are not a whole number of {costs.server.name}, "
+            f"{_PLACE}server: {ranks} devices are not a whole number of {costs.server.name}, "
             f"which has {each}; another server, or another number of devices fits"
         )
-    if costs.tariff is not None and place.host_devices not in (None, each):
+    if costs.tariff is not None and host_devices not in (None, each):
         raise ConfigError(
             f"{_PLACE}server: {costs.server.name} has {each} devices, but host.devices is "
-            f"{place.host_devices}"
+            f"{host_devices}"
         )
-    hosts, host = place.ranks // each, place.host
+    hosts = ranks // each
     found = [Item("hosts", costs.server, hosts)]
     if costs.nic is not None:
         found.append(Item("network cards", costs.nic, hosts * costs.nics))
-    if place.nodes:
+    if nodes:
         if costs.node_server is None:
             raise ConfigError(
-                f"{_PLACE}node_server is missing: {place.nodes} optimizer nodes take part; of what "
+                f"{_PLACE}node_server is missing: {nodes} optimizer nodes take part; of what "
                 "is rented node_rental would do"
             )
-        found.append(Item("optimizer nodes", costs.node_server, place.nodes))
+        found.append(Item("optimizer nodes", costs.node_server, nodes))
     elif costs.node_server is not None:
         raise ConfigError(
             f"{_PLACE}node_server, node_rental: nothing here has an optimizer node; leave them out"
         )
     if host is not None and host.disk is not None and host.disks:
-        found.append(Item("disks", host.disk, (place.nodes or hosts) * host.disks))
+        found.append(Item("disks", host.disk, (nodes or hosts) * host.disks))
     return found
 
 
@@ -299,9 +278,9 @@ class Expense:
     """None: rented."""
 
 
-def expense(costs: Costs, place: Place, built: Built | None) -> Expense:
+def expense(costs: Costs, machines: Sequence[Item], built: Built | None) -> Expense:
     """The cost of a second, and the bill (B1 to B3). Raises ConfigError."""
-    machines, tariff = machines_of(costs, place), costs.tariff
+    tariff = costs.tariff
     if tariff is None:
         return Expense(dollars_per_s=rented_dollars_per_s(machines), bill=None)
     bill = cluster_bill(machines, built, switch=costs.switch, link=costs.link)

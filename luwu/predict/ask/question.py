@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
-from luwu.predict.ask.cost import Costs, Place, make_costs
+from luwu.predict.ask.cost import Costs, Expense, expense, machines_of, make_costs
 from luwu.predict.ask.keys import SECTIONS, SHARED, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host, Network
@@ -27,7 +27,6 @@ from luwu.predict.inference.inference import Inference, InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 from luwu.predict.networks.choice import Built, TopologyChoice, make_topology
@@ -116,16 +115,9 @@ class Question:
     @property
     def memory_bytes(self) -> dict[str, float]:
         """Memory of a device by use."""
-        job = self.job
-        states, activations = memory.stage_memory(job)
-        if self.system in ("ddp", "atp"):
-            states = memory.replicated_state_bytes(job)
-        elif self.system == "zero3":
-            states = memory.sharded_state_bytes(job)
-        elif self.system != "3d":  # a window, and where hosts have no weights a share of these
-            states = memory.window_bytes(job)
-            if isinstance(self.part, Offload) and not self.part.to_disk:
-                states += WIRE_BYTES * 2 * job.model.parameters / job.devices
+        states, activations = memory.stage_memory(self.job)
+        if self.system != "3d":
+            states = memory.state_bytes(self.system, self.job)
         return {"states": states, "activations": activations}
 
     @property
@@ -137,15 +129,14 @@ class Question:
     def fits(self) -> bool:
         return self.needed_bytes <= self.job.device.memory_bytes
 
-    @property
-    def place(self) -> Place:
-        """The machines that it needs."""
-        ranks, part = self.job.devices, self.part
-        if isinstance(part, OptimizerNodes):
-            return Place(ranks=ranks, nodes=part.nodes, host=part.host)
-        if isinstance(part, Offload):
-            return Place(ranks=ranks, host=part.host, host_devices=part.devices)
-        return Place(ranks=ranks)
+    def expense(self, costs: Costs) -> Expense:
+        """What its machines and the network cost. Raises ConfigError."""
+        machines = machines_of(
+            costs, self.job.devices, nodes=0 if self.nodes is None else self.nodes.nodes,
+            host=None if self.part is None else self.part.host,
+            host_devices=self.part.devices if isinstance(self.part, Offload) else None,
+        )  # fmt: skip
+        return expense(costs, machines, self.build())
 
 
 def _check_ports(network: Network) -> None:
@@ -244,18 +235,23 @@ class InferenceQuestion:
         return self.replicas * self.job.devices
 
     @property
-    def place(self) -> Place:
-        """The machines that it needs."""
-        if isinstance(self.job, InferenceJob):
-            return Place(ranks=self.devices)
-        return Place(ranks=self.replicas * self.job.hosts, are_hosts=True)
+    def ranks(self) -> int:
+        """Endpoints of a network: devices, or hosts of sockets."""
+        return self.replicas * (
+            self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
+        )
+
+    def expense(self, costs: Costs) -> Expense:
+        """What its machines and the network cost. Raises ConfigError."""
+        are_hosts = isinstance(self.job, SocketJob)
+        return expense(costs, machines_of(costs, self.ranks, are_hosts=are_hosts), self.build())
 
     def build(self) -> Built | None:
         """The network, for all copies."""
         if self.topology is None:
             return None
         device = self.job.device if isinstance(self.job, InferenceJob) else None
-        return self.topology.build(self.job.network, device, self.place.ranks)
+        return self.topology.build(self.job.network, device, self.ranks)
 
     def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a decode round."""

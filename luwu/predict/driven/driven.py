@@ -22,7 +22,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.layout import SUM_BYTES, Layout, Parameter, Unit
 from luwu.predict.driven.driven_node import DrivenNode
-from luwu.predict.driven.driven_worker import GRADIENT_DTYPES, DrivenWorker, units_of
+from luwu.predict.driven.driven_worker import DrivenWorker, units_of
 from luwu.predict.driven.engines import JOB, NEVER, Link, Token
 from luwu.predict.model.clock import Clock
 from luwu.predict.model.job import TrainingJob
@@ -56,11 +56,6 @@ def play_driven_steps(
         raise ConfigError(
             "node.pulls_ahead: the project's own cores pull within a window, so such steps are not "
             "played; leave it out to play them"
-        )
-    if job.software.gradient_bytes not in GRADIENT_DTYPES:
-        raise ConfigError(
-            f"software: {job.software.name} has gradients of {job.software.gradient_bytes} bytes a "
-            "parameter, and on LuWu's wire they have 2 or 4"
         )
     chunk_bytes = chunk_bytes or _chunk_bytes(job)
     scale = -(-chunk_bytes // PAYLOAD_BYTES_MAX)

@@ -7,7 +7,6 @@ are known, and `like = "A100-80"` takes the rest from another entry.
 
 from __future__ import annotations
 
-import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
@@ -21,7 +20,7 @@ from luwu.base.foreign import read_toml
 from luwu.predict.hardware.hardware import KINDS, Curve, keys_of
 from luwu.predict.hardware.model import CONFIG_SUFFIX, Transformer, read_model_config
 from luwu.predict.hardware.software import data
-from luwu.predict.hardware.values import Dimension, quantity_of, to_si, units_of
+from luwu.predict.hardware.values import Dimension, check_choice, quantity_of, to_si, units_of
 
 TAGS: Final = ("read", "stated", "paper", "derived", "memory", "assumed")
 """read in its source; stated by a document that we know; published of the system we reproduce;
@@ -29,22 +28,13 @@ computed from others; from memory, to be checked; assumed."""
 _MODEL: Final = "model"
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Where a number comes from."""
-
-    source: str
-    tag: str
-    date: str
-
-
 @dataclass(slots=True)
 class Catalogue:
     """Entries by kind and name."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    known: dict[str, Known] = field(default_factory=dict)
-    """`device.A100-80.bf16` -> where it comes from."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """`device.A100-80.bf16` -> where it comes from, with its tag."""
 
     def names(self, kind: str) -> list[str]:
         return sorted(self.entries.get(kind, {}))
@@ -128,7 +118,7 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
             )
         read = _curve if len(keys[key]) == 2 else quantity_of
         values[key] = read(place, value, *keys[key])
-        catalogue.known[place] = _about(place, value)
+        catalogue.sources[place] = _source_of(place, value)
     for each in fields(KINDS[kind]):
         if each.default is MISSING and each.name not in ("name", *values):
             fits = units_of(keys[each.name][0])
@@ -145,18 +135,12 @@ def _curve(place: str, table: Any, size: Dimension, rate: Dimension) -> Curve:
     return Curve(place, tuple(sizes), tuple(rates))
 
 
-def _about(place: str, value: Any) -> Known:
-    """Source, tag and date; a user's own number may come without."""
+def _source_of(place: str, value: Any) -> str:
+    """Source and tag; a user's own number may come without."""
     table = value if isinstance(value, dict) else {}
-    source, tag, date = (table.get(name) for name in ("source", "tag", "date"))
-    if tag is not None and tag not in TAGS:
-        raise ConfigError(f"{place}.tag: {tag!r} is not one of {', '.join(TAGS)}")
-    if date is not None:
-        try:
-            datetime.date.fromisoformat(str(date))
-        except ValueError as exc:
-            raise ConfigError(f"{place}.date: {date!r} is not a date; write 2026-11-22") from exc
-    return Known(str(source or "given by the user"), str(tag or "stated"), str(date or ""))
+    tag = table.get("tag", "stated")
+    check_choice(f"{place}.tag", tag, TAGS)
+    return f"{table.get('source', 'given by the user')} ({tag})"
 
 
 SCHEMA: Final = 1
@@ -199,8 +183,8 @@ def _entry(catalogue: Catalogue, kind: str, name: str) -> Any:
     """Its numbers, without curves; the sources of these too."""
     place, entry = f"{kind}.{name}.", catalogue.entries[kind][name]
     sources = {
-        at.removeprefix(place): f"{known.source} ({known.tag})"
-        for at, known in catalogue.known.items()
+        at.removeprefix(place): source
+        for at, source in catalogue.sources.items()
         if at.startswith(place)
     }
     values = {key: getattr(entry, key) for key in sources}

@@ -254,37 +254,36 @@ class Inference:
     """That come out of all copies; None where prefill is not known."""
     batch: float
     """In decode at once, of a copy; what a round's budget leaves of the job's batch."""
-    prefill: StepTime | None
-    """From a whole batch's prompts to its first tokens; no queue before it. None: the peak of the
-    processor is not known."""
     decode: StepTime
     """Between two tokens of a sequence, on the mean; continuous, with prefill of its rounds."""
     first_token: StepTime | None
-    """`prefill`; in continuous batching of a request which waits for all of the round under way."""
+    """Prefill of a whole batch; in continuous batching of a request that waits for all of the round
+    under way. None: the peak of the processor is not known."""
 
     @property
     def notes(self) -> Notes:
         """Curves that were read outside of what was measured."""
-        return self.decode.notes if self.prefill is None else self.prefill.notes | self.decode.notes
+        first = {} if self.first_token is None else self.first_token.notes
+        return first | self.decode.notes
 
 
 def predict_inference(job: InferenceJob, replicas: int = 1) -> Inference:
     """All that users ask of so many copies of a job (IN5, IN6). Raises ConfigError for a device
     without curves."""
-    prefill = first = predict_prefill(job)
+    first = predict_prefill(job)
     if job.batching == "continuous":
         batch, decode = predict_continuous(job)
         rate = batch / decode.seconds
         alone = predict_prefill(replace(job, batch=1))
         parts = {"round under way": decode.seconds, **alone.parts}
-        first = StepTime(parts=parts, notes=prefill.notes)
+        first = StepTime(parts=parts, notes=first.notes)
     else:
         batch, decode = float(job.batch), predict_decode(job)
-        whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds
+        whole_s = first.seconds + (job.output_tokens - 1) * decode.seconds
         rate = batch * job.output_tokens / whole_s
     return Inference(
-        tokens_per_s=replicas * rate, batch=batch, prefill=prefill, decode=decode, first_token=first
-    )
+        tokens_per_s=replicas * rate, batch=batch, decode=decode, first_token=first
+    )  # fmt: skip
 
 
 def predict_prefill(job: InferenceJob) -> StepTime:
@@ -296,11 +295,10 @@ def predict_prefill(job: InferenceJob) -> StepTime:
     return predict_round(job, work, parts, is_continuous=False, layer_launch_s=launch_s)
 
 
-def predict_decode(job: InferenceJob, context: float | None = None) -> StepTime:
-    """One token for each sequence of a batch, at a length or at the mean one of the answers."""
-    if context is None:
-        context = job.input_tokens + job.output_tokens / 2
+def predict_decode(job: InferenceJob) -> StepTime:
+    """One token for each sequence of a batch, at the mean length of the answers."""
     parts = min(job.batch, job.pipeline)
+    context = job.input_tokens + job.output_tokens / 2
     work = Work(decodes=job.batch / parts, context=context)
     return predict_round(job, work, parts, is_continuous=False)
 

@@ -126,9 +126,7 @@ def predict_on_sockets(job: SocketJob, replicas: int) -> Inference:
         prefill = predict_socket_prefill(job)
         whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds  # IN5
         rate = replicas * job.batch * job.output_tokens / whole_s
-    return Inference(
-        tokens_per_s=rate, batch=job.batch, prefill=prefill, decode=decode, first_token=prefill
-    )
+    return Inference(tokens_per_s=rate, batch=job.batch, decode=decode, first_token=prefill)
 
 
 def predict_socket_token(job: SocketJob) -> StepTime:

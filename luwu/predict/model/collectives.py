@@ -51,8 +51,6 @@ def send(nbytes: float, path: Path) -> float:
 
 def ring_all_gather(ranks: int, nbytes: float, path: Path) -> float:
     """Also of a reduce-scatter (N3). Source: NCCL, n - 1 steps of 1/n each."""
-    if ranks == 1:
-        return 0.0
     return (ranks - 1) * path.latency_s + path.seconds((ranks - 1) / ranks * nbytes)
 
 
@@ -79,8 +77,6 @@ def domains_all_to_all(
 ) -> float:
     """Each rank sends `nbytes` in all, what stays in its domain beside what leaves it (N15)."""
     ranks = domains * in_domain
-    if ranks == 1:
-        return 0.0
     latency_s = (in_domain - 1) * inside.latency_s + (ranks - in_domain) * between.latency_s
     stays = inside.seconds((in_domain - 1) / ranks * nbytes)
     return latency_s + max(stays, between.seconds((ranks - in_domain) / ranks * nbytes))
@@ -91,8 +87,6 @@ def measured_all_reduce(ranks: int, nbytes: float, bus: Curve, notes: Notes | No
 
     No message takes less than the shortest that was measured: latency binds there, which rates
     between its point and the next, of hundreds of times its size, would hide."""
-    if ranks == 1 or nbytes == 0:
-        return 0.0
     shortest_s = bus.sizes[0] / bus.rates[0]
     return 2 * (ranks - 1) / ranks * max(shortest_s, nbytes / bus.rate(nbytes, notes))
 

@@ -17,11 +17,13 @@ embeddings, as in these sources: they are on one stage only.
 
 from __future__ import annotations
 
+from luwu.predict.hardware.hardware import STATE_BYTES
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES, layer_activation_bytes, own_parameters
 
-ADAM_BYTES = 12
-SHARDED_STATE_BYTES = 16
+WHOLE_STATE_BYTES = 16
+SHARED_BYTES = {"zero3": WHOLE_STATE_BYTES, "zero-offload": 2 * WIRE_BYTES}
+"""Of a parameter, that devices share; of other systems the node or the hosts have all."""
 WINDOW_LAYERS = 3
 """Whole at once where states are sharded: the one in use, the next, and the one that is reduced."""
 LIVE_PARAMETERS = 1e9
@@ -40,7 +42,7 @@ def _stage_memory(job: TrainingJob, stage: int) -> tuple[float, float]:
     own, software = own_parameters(job, embeddings=False), job.software
     both, shards = own.shared + own.experts, own.updated(job)
     gradients = software.gradient_bytes * (shards if software.shards_gradients else both)
-    states = WIRE_BYTES * both + gradients + ADAM_BYTES * shards
+    states = WIRE_BYTES * both + gradients + STATE_BYTES * shards
     p, v = job.pipeline, job.virtual
     in_flight = (p * v + p - 1 - 2 * stage) / v if v > 1 else p - stage
     in_flight *= min(1.0, job.micro_batches / p)
@@ -51,20 +53,13 @@ def _stage_memory(job: TrainingJob, stage: int) -> tuple[float, float]:
     return states, layer_activation_bytes(job) * (kept * in_flight + moving)
 
 
-def sharded_state_bytes(job: TrainingJob) -> float:
-    """State of ZeRO-3 and FSDP, with the whole layers that are in use (Y4)."""
-    return SHARDED_STATE_BYTES * job.model.parameters / job.devices + window_bytes(job)
-
-
-def window_bytes(job: TrainingJob) -> float:
-    """Weights and gradients of whole layers that are in use."""
-    model, whole = job.model, WINDOW_LAYERS * float(job.model.layer_parameters)
+def state_bytes(system: str, job: TrainingJob) -> float:
+    """States of a device that is no stage: all, or its share and the whole layers in use (Y4)."""
+    model, layers = job.model, WINDOW_LAYERS * float(job.model.layer_parameters)
+    if system in ("ddp", "atp"):
+        return WHOLE_STATE_BYTES * float(model.parameters)
     if job.software.kernels.startswith("deepspeed"):
         largest = max(LIVE_PARAMETERS, float(model.hidden * model.ffn))
-        whole = min(whole, largest + LIVE_PARAMETERS)
-    return 2 * WIRE_BYTES * whole
-
-
-def replicated_state_bytes(job: TrainingJob) -> float:
-    """State of a device with a whole model: nothing is sharded."""
-    return SHARDED_STATE_BYTES * float(job.model.parameters)
+        layers = min(layers, largest + LIVE_PARAMETERS)
+    share = SHARED_BYTES.get(system, 0) * model.parameters / job.devices
+    return share + 2 * WIRE_BYTES * layers

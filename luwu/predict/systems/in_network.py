@@ -98,8 +98,8 @@ class OptimizerNodes:
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= 1:
             raise ConfigError(f"cached: {self.cached} is not a share; give 0 to 1")
-        if self.nodes < 1 or self.tiers < 0 or self.pulls not in (1, 2):
-            raise ConfigError("nodes is at least 1, tiers at least 0, and pulls are 1 or 2")
+        if self.pulls not in (1, 2):
+            raise ConfigError(f"pulls: {self.pulls} of a unit in a step; 1 or 2 fit")
         check_choice("per_host", self.per_host, PER_HOST)
         check_choice("state_dtype", self.state_dtype, MOMENT_BYTES)
         check_choice("master_dtype", self.master_dtype, MASTER_BYTES)

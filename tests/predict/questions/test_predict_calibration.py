@@ -12,7 +12,7 @@ import pytest
 
 from luwu.predict.ask.question import Question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.model.collectives import eta, exposed_s
+from luwu.predict.model.collectives import eta
 from luwu.predict.validate import document, kendall_tau, question_of
 from tests import equations
 from tests.predict.tables import LUWU, asked
@@ -87,23 +87,6 @@ def test_predict_laws_rank_correlation(
     found = kendall_tau(published, predicted)
     assert found == (None if tau is None else pytest.approx(tau))
     assert kendall_tau(predicted, published) == found
-
-
-@pytest.mark.parametrize("kappa", [0.0, 0.15])
-@pytest.mark.parametrize("left", [1.0, 0.7])
-def test_predict_laws_overlap(kappa: float, left: float) -> None:
-    """Goal: never shorter than the longer one, never longer than both after each other by more than
-    they disturb one another; at no disturbance exactly the longer one; and no jump between the
-    forms."""
-    for exchange in (0.0, 0.5, 1.0, 2.0, 10.0):
-        both = 1.0 + exposed_s(1.0, exchange, kappa=kappa, eta=left)
-        assert both >= max(1.0, exchange) - 1e-12
-        if kappa == 0 and left == 1:
-            assert both == max(1.0, exchange)
-    border = left / (1 - kappa)
-    below = 1.0 + exposed_s(1.0, border * (1 - 1e-9), kappa=kappa, eta=left)
-    above = 1.0 + exposed_s(1.0, border * (1 + 1e-9), kappa=kappa, eta=left)
-    assert below == pytest.approx(above, rel=1e-6)
 
 
 def test_collectives_lose_more_with_more_ranks() -> None:

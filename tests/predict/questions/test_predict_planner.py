@@ -246,7 +246,7 @@ DENSE: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {**DENSE, "model": "Mixtral-8x7B", "devices": 16, "batch": 32}
 
 
-@pytest.mark.parametrize("sequence", [4096, 8192, 16384])
+@pytest.mark.parametrize("sequence", [4096, 8192, 65536])
 def test_predict_laws_degrees_are_all_that_the_rules_say(
     catalogue: Catalogue, sequence: int
 ) -> None:
