@@ -32,11 +32,6 @@ class StoredForm(NamedTuple):
     whole: bool = False
     """Their update sees each as a whole."""
 
-    @property
-    def is_float32(self) -> bool:
-        """True if all is kept in float32."""
-        return self.state == self.master == "float32"
-
     def of(self, elems: int, *, is_embedding: bool) -> StoredForm:
         """How one parameter is kept, where this is asked for its group.
 

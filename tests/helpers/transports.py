@@ -46,31 +46,24 @@ def maker(kind: Callable[..., Transport], **defaults: object) -> Iterator[Make]:
         transport.close()
 
 
-@contextmanager
-def raw_sockets() -> Iterator[Raw]:
-    """Makes ZeroMQ sockets that know nothing of us."""
-    with zmq.Context() as context:
-        made = []
-
-        def new(kind: int, **options: object) -> zmq.Socket[bytes]:
-            made.append(context.socket(kind))
-            made[-1].linger = 0
-            for name, value in options.items():
-                setattr(made[-1], name, value)
-            return made[-1]
-
-        yield new
-        for each in made:
-            each.close()
-
-
 class WithRawSockets:
-    """Beside the transports of the test, sockets that know nothing of us."""
+    """Beside the transports of the test, ZeroMQ sockets that know nothing of us."""
 
     @pytest.fixture
     def raw(self) -> Iterator[Raw]:
-        with raw_sockets() as new:
+        with zmq.Context() as context:
+            made = []
+
+            def new(kind: int, **options: object) -> zmq.Socket[bytes]:
+                made.append(context.socket(kind))
+                made[-1].linger = 0
+                for name, value in options.items():
+                    setattr(made[-1], name, value)
+                return made[-1]
+
             yield new
+            for each in made:
+                each.close()
 
 
 class OverZeroMq(WithRawSockets):
@@ -82,17 +75,25 @@ class OverZeroMq(WithRawSockets):
             yield new
 
 
-class OverShm:
+class AtShm:
+    """Listening at a path, with shared memory."""
+
+    @pytest.fixture
+    def endpoint(self) -> str:
+        return "shm://auto"
+
+    @pytest.fixture
+    def free_endpoint(self, tmp_path: Path) -> str:
+        return f"shm://{tmp_path}/s"
+
+
+class OverShm(AtShm):
     """Transports over shared memory, and where they may listen."""
 
     @pytest.fixture
     def make(self) -> Iterator[Make]:
         with maker(ShmTransport, arena_bytes=128 * MIB) as new:
             yield new
-
-    @pytest.fixture
-    def endpoint(self) -> str:
-        return "shm://auto"
 
 
 class AtTcp:
