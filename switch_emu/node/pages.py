@@ -42,19 +42,17 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
     page_kinds: list[int] = []
     for chunk in chunks:
         segments_count = layout.segments_count(chunk.index)
-        key = (
-            chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0,
-            chunk.state_dtype, chunk.master_dtype, chunk.whole,
-        )  # fmt: skip
+        form, counted = chunk.form, segments_count if chunk.trainable else 0
+        key = (chunk.trainable, chunk.elems, counted, form)
         if key not in kinds:
             kinds[key] = len(built)
             stored = stored_fields(description, chunk.index)
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
             if chunk.trainable:
                 name += f"-{segments_count}"
-            if chunk.state_dtype != "float32" or chunk.master_dtype != "float32":
-                name += f"-{chunk.master_dtype}-{chunk.state_dtype}"
-            if chunk.whole:
+            if form.state != "float32" or form.master != "float32":
+                name += f"-{form.master}-{form.state}"
+            if form.whole:
                 name += "-whole"
             built.append(PageKind(name, tuple(Field(*each) for each in stored)))
         page_kinds.append(kinds[key])
@@ -140,7 +138,7 @@ def parameter_values(store: Pages, layout: Layout, version: int) -> Iterator[F32
             if index != chunk_now:
                 weights = np.empty(chunk.elems, np.float32)
                 read = partial(store.read_field, index, version)
-                read_values(read, chunk.master_dtype, WEIGHT, weights.view(np.uint8).data)
+                read_values(read, chunk.form.master, WEIGHT, weights.view(np.uint8).data)
                 chunk_now = index
             yield weights[start - chunk.start : stop - chunk.start]
 
