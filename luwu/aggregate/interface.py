@@ -94,13 +94,6 @@ class Aggregator(ABC):
         Values that cannot be had come out as NaN, so that the step is skipped.
         """
 
-    def combined(self, parts: Sequence[Encoded]) -> Encoded:
-        """Several encoded, in rank order, as one, in memory of its own; one alone as it is."""
-        if len(parts) == 1:
-            return parts[0]
-        together = memoryview(bytearray(self.combined_bytes(parts)))
-        return together[: self.combine(parts, together)]
-
 
 def check_sizes(name: str, found: Sequence[int], expected: int) -> None:
     """Raises ValueError unless all sizes are as expected."""

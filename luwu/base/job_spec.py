@@ -15,10 +15,9 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from luwu.base.errors import ConfigError, suggestion
-from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.retry import RetryPolicy
 
@@ -64,26 +63,25 @@ def document_of(spec: JobSpec) -> dict[str, Any]:
 def from_document(kind: type[SpecT], document: Mapping[str, Any], where: str) -> SpecT:
     """The specification, or a value in one, that `document_of` wrote at a place of that name.
 
-    Raises ConfigError.
+    Raises ConfigError for what is unknown, missing or of another type.
     """
     hints = typing.get_type_hints(kind)
     for name in document:
         if name not in hints:
-            raise ConfigError(f"{where}: {kind.__name__} has no {name!r}{suggestion(name, hints)}")
-    found = {
-        name: _as_hinted(hints[name], value, f"{where}: {name}") for name, value in document.items()
-    }
+            raise ConfigError(f"{where}: unknown {name!r:.80}{suggestion(name, hints)}")
     missing = [
         each.name
         for each in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if each.name not in found
+        if each.name not in document
         and each.default is dataclasses.MISSING
         and each.default_factory is dataclasses.MISSING
     ]
     if missing:
-        raise ConfigError(f"{where}: {kind.__name__} needs {', '.join(missing)}")
-    with taking(where):
-        return kind(**found)
+        raise ConfigError(f"{where}: {', '.join(missing)} missing; copy what luwu up printed")
+    found = {
+        name: _as_hinted(hints[name], value, f"{where}: {name}") for name, value in document.items()
+    }
+    return kind(**found)
 
 
 def read_again(file: Path, job: int) -> dict[str, Any]:
@@ -104,13 +102,26 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+_IN_WORDS: Final = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a text",
+    type(None): "null",
+}  # fmt: skip
+
+
 def _as_hinted(hint: Any, value: Any, where: str) -> Any:
+    """A value of JSON as a field of this type has it. Raises ConfigError."""
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if RetryPolicy in kinds and isinstance(value, dict):
-        return RetryPolicy.from_document(value, where)
     for kind in kinds:
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+        if kind is Path and isinstance(value, str):
+            return Path(value)
         if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
             return from_document(kind, value, where)
-    if isinstance(value, list):  # JSON has no tuples
-        return tuple(value)
-    return Path(value) if Path in kinds and isinstance(value, str) else value
+        of = typing.get_args(kind)
+        if typing.get_origin(kind) is tuple and isinstance(value, list):  # JSON has no tuples
+            return tuple(_as_hinted(of[0], each, where) for each in value)
+        if typing.get_origin(kind) is typing.Literal and value in of:
+            return value
+    expected = " or ".join(_IN_WORDS.get(kind, "as luwu writes it") for kind in kinds)
+    raise ConfigError(f"{where} is {value!r:.60}, not {expected}")

@@ -23,6 +23,7 @@ A switch or node that is lost may be started elsewhere. An endpoint may have sev
 
 from __future__ import annotations
 
+import math
 import re
 import urllib.parse
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from typing import Any, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import LOSS_POLICIES
-from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted, suggestion
+from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import JobSpec, document_of, from_document, read_again
 from luwu.base.json_file import read_json, write_json
@@ -44,6 +45,7 @@ from luwu.base.limits import (
     PROTOCOL_VERSION,
     WORLD_SIZE_MAX,
 )
+from luwu.base.parsers import one_of
 from luwu.base.quantities import decimal
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import parse_ranks
@@ -281,67 +283,42 @@ def _retry_of(text: str) -> object:
 
 
 def _checked(document: dict[str, Any], where: str) -> Connection:
-    known = {each.name: each for each in fields(Connection)}
-    for name in document:
-        if name not in known:
-            raise ConfigError(f"{where}: unknown {name!r:.80}{suggestion(name, known)}")
-    needed = ("job", "world_size", "node", "chunk_bytes")
-    missing = [name for name in needed if name not in document]
-    if missing:
-        raise ConfigError(f"{where}: {', '.join(missing)} missing; copy what luwu up printed")
-    _in_limits(document, "job", 0, INT64_MAX, where)
-    _in_limits(document, "world_size", 1, WORLD_SIZE_MAX, where)
-    _in_limits(document, "chunk_bytes", 1, PAYLOAD_BYTES_MAX, where)
-    most = PAYLOAD_BYTES_MAX // document["chunk_bytes"]  # of float32: a message carries an extent
-    _in_limits(document, "extent_chunks", 1, most, where)
-    _in_limits(document, "prefetch_units", 0, 1 << 20, where)
-    _in_limits(document, "arena_bytes", 0, INT64_MAX, where)
-    _in_limits(document, "optimizer_nodes", 1, NODE_COUNT_MAX, where)
-    _in_limits(document, "replicas", 1, document.get("optimizer_nodes", 1), where)
-    for name, kinds, what in (
-        ("more_nodes", (list,), "no list of endpoints"), ("tree", (str,), "no text"),
-        ("insecure", (bool,), "no true or false"), ("leaves", (list,), "no list of switches"),
-        ("reshard_after_forward", (bool, type(None)), "neither true, false nor null"),
-        ("retry", (dict, type(None)), "no policy"),
+    """The connection that a document describes. Raises ConfigError."""
+    found = from_document(Connection, document, where)
+    retry = found.retry or RetryPolicy()
+    extent_chunks_max = PAYLOAD_BYTES_MAX // max(1, found.chunk_bytes)  # of float32: one message
+    for name, value, least, most in (
+        ("job", found.job, 0, INT64_MAX),
+        ("world_size", found.world_size, 1, WORLD_SIZE_MAX),
+        ("chunk_bytes", found.chunk_bytes, 1, PAYLOAD_BYTES_MAX),
+        ("extent_chunks", found.extent_chunks, 1, extent_chunks_max),
+        ("prefetch_units", found.prefetch_units, 0, 1 << 20),
+        ("arena_bytes", found.arena_bytes, 0, INT64_MAX),
+        ("optimizer_nodes", found.optimizer_nodes, 1, NODE_COUNT_MAX),
+        ("replicas", found.replicas, 1, found.optimizer_nodes),
+        ("leaves", len(found.leaves), 0, WORLD_SIZE_MAX),
+        ("retry.first_ns", retry.first_ns, 1, INT64_MAX),
+        ("retry.most_ns", retry.most_ns, retry.first_ns, INT64_MAX),
+    ):
+        if not least <= value <= most:
+            raise ConfigError(f"{where}: {name} is {value}, not a whole number {least} to {most}")
+    for name, seconds in (
+        ("connect_timeout_s", found.connect_timeout_s), ("grace_s", found.grace_s)
     ):  # fmt: skip
-        if name in document and not isinstance(document[name], kinds):
-            raise ConfigError(f"{where}: {name} is {document[name]!r:.60}, {what}")
-    more_nodes, leaves = document.get("more_nodes", []), document.get("leaves", [])
-    endpoints = [(name, document.get(name)) for name in ("node", "switch")]
-    endpoints += [("more_nodes", endpoint) for endpoint in more_nodes]
-    for name, endpoint in endpoints:
-        if endpoint is None and name == "switch":
-            continue
-        if not isinstance(endpoint, str) or not endpoint.startswith(_SCHEMES):
+        if not 0 < seconds < _SECONDS_MAX:
+            raise ConfigError(f"{where}: {name} is {seconds}, not a number above 0")
+    if not 0 <= retry.ns_per_byte < math.inf:
+        raise ConfigError(f"{where}: retry.ns_per_byte is {retry.ns_per_byte}, not a number from 0")
+    for name, endpoint in (
+        ("node", found.node), ("switch", found.switch or found.node),
+        *(("more_nodes", each) for each in found.more_nodes),
+        *(("leaves", each.endpoint) for each in found.leaves),
+    ):  # fmt: skip
+        if not endpoint.startswith(_SCHEMES):
             raise ConfigError(f"{where}: {name} is {endpoint!r}, no {', '.join(_SCHEMES)} endpoint")
-    aggregate = document.get("aggregate", FLOAT32)
-    if not isinstance(aggregate, str) or not 0 < len(aggregate) <= AGGREGATE_CHARS_MAX:
-        raise ConfigError(f"{where}: aggregate is {aggregate!r:.60}, no aggregator's name")
-    policy = document.get("on_worker_loss", LOSS_POLICIES[0])
-    if policy not in LOSS_POLICIES:
-        raise ConfigError(
-            f"{where}: on_worker_loss is {policy!r:.60}, not one of {', '.join(LOSS_POLICIES)}"
-        )
-    for name in ("connect_timeout_s", "grace_s"):
-        value = document.get(name, 1.0)
-        if type(value) not in (int, float) or not 0 < value < _SECONDS_MAX:
-            raise ConfigError(f"{where}: {name} is {value!r}, not a number above 0")
-    if len(leaves) > WORLD_SIZE_MAX:
-        raise ConfigError(f"{where}: leaves is {leaves!r:.60}, no list of switches")
-    document["leaves"] = tuple(_leaf(each, where) for each in leaves)
-    return from_document(Connection, document, where)
-
-
-def _leaf(said: object, where: str) -> Leaf:
-    if isinstance(said, dict) and said.keys() == {"ranks", "endpoint"}:
-        ranks, endpoint = said["ranks"], said["endpoint"]
-        if isinstance(ranks, str) and isinstance(endpoint, str) and endpoint.startswith(_SCHEMES):
-            parse_ranks(ranks, f"{where}: ranks")
-            return Leaf(ranks=ranks, endpoint=endpoint)
-    raise ConfigError(f"{where}: {said!r:.80} is not a leaf: ranks and endpoint were expected")
-
-
-def _in_limits(document: dict[str, Any], name: str, least: int, most: int, where: str) -> None:
-    value = document.get(name, least)
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(f"{where}: {name} is {value!r}, not a whole number {least} to {most}")
+    for leaf in found.leaves:
+        parse_ranks(leaf.ranks, f"{where}: ranks")
+    if not 0 < len(found.aggregate) <= AGGREGATE_CHARS_MAX:
+        raise ConfigError(f"{where}: aggregate is {found.aggregate!r:.60}, no aggregator's name")
+    one_of(*LOSS_POLICIES)(found.on_worker_loss, f"{where}: on_worker_loss")
+    return found

@@ -33,8 +33,10 @@ from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.limits import NORM_BLOCK_ELEMS, SEGMENTS_MAX
 from luwu.layout.parameters import (
+    ALL_FLOAT32,
     SUM_BYTES,
     Parameter,
+    StoredForm,
     Unit,
     check_chunk_bytes,
     check_model,
@@ -64,10 +66,9 @@ class _Part:
     """Elements with padding: a multiple of 64."""
     trainable: bool
     wire_dtype: str
-    state_dtype: str = "float32"
-    master_dtype: str = "float32"
-    whole: bool = False
-    """One parameter, which its update sees as a whole; of an extent, several such."""
+    form: StoredForm = ALL_FLOAT32
+    """How its parameters are kept; where their update sees each as a whole, a chunk has only one.
+    """
 
     @property
     def wire_bytes(self) -> int:
@@ -113,8 +114,8 @@ class Segment:
 
 LabelT = TypeVar("LabelT")
 
-_Region = tuple[bool, str, str, str, str, int]
-"""(frozen, dtype, wire dtype, dtypes of moments and masters, 1 + index of a whole parameter)"""
+_Region = tuple[bool, str, str, StoredForm, int]
+"""(frozen, dtype, wire dtype, how it is kept, 1 + index of a whole parameter)"""
 
 
 def segment_runs(
@@ -170,7 +171,7 @@ class Layout:
         unit_elems: list[int] = []
         for number, unit in enumerate(self.units):
             chunk_first, cursor = len(chunks), 0
-            for (frozen, _, wire_dtype, *stored, whole), members in self._regions(unit):
+            for (frozen, _, wire_dtype, form, _), members in self._regions(unit):
                 region_start = cursor
                 for i in members:
                     elems = self.parameters[i].elems
@@ -180,8 +181,7 @@ class Layout:
                     elems = min(chunk_elems, cursor - start)
                     chunk = Chunk(
                         index=len(chunks), unit=number, start=start, elems=elems,
-                        trainable=not frozen, wire_dtype=wire_dtype,
-                        state_dtype=stored[0], master_dtype=stored[1], whole=whole > 0,
+                        trainable=not frozen, wire_dtype=wire_dtype, form=form,
                     )  # fmt: skip
                     chunks.append(chunk)
             unit_chunks.append(range(chunk_first, len(chunks)))
@@ -298,7 +298,7 @@ class Layout:
 
     def _travels_as(self, chunk: int) -> tuple[object, ...]:
         c = self.chunks[chunk]
-        return c.trainable, c.wire_dtype, c.state_dtype, c.master_dtype, c.whole
+        return c.trainable, c.wire_dtype, c.form
 
     def _cuts(self, chunks: Sequence[int]) -> Iterator[Sequence[int]]:
         """Runs of at most `extent_chunks`, with no more segments than a push can name.
@@ -330,17 +330,15 @@ class Layout:
         return Extent(
             index=index, unit=first.unit, chunks=chunks, runs=tuple(runs),
             elems=sum(elems for _, elems in runs),
-            trainable=first.trainable, wire_dtype=first.wire_dtype,
-            state_dtype=first.state_dtype, master_dtype=first.master_dtype, whole=first.whole,
+            trainable=first.trainable, wire_dtype=first.wire_dtype, form=first.form,
         )  # fmt: skip
 
     def _regions(self, unit: Unit) -> Iterator[tuple[_Region, list[int]]]:
         def region(index: int) -> _Region:
             p = self.parameters[index]
             if not p.trainable:  # they are stored as they came
-                return True, p.dtype, p.wire_dtype, "float32", "float32", 0
-            whole = index + 1 if p.whole else 0
-            return False, p.dtype, p.wire_dtype, p.state_dtype, p.master_dtype, whole
+                return True, p.dtype, p.wire_dtype, ALL_FLOAT32, 0
+            return False, p.dtype, p.wire_dtype, p.form, index + 1 if p.form.whole else 0
 
         for key, members in groupby(sorted(unit.parameters, key=region), key=region):
             yield key, list(members)

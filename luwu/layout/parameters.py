@@ -32,11 +32,6 @@ class StoredForm(NamedTuple):
     whole: bool = False
     """Their update sees each as a whole."""
 
-    @property
-    def is_float32(self) -> bool:
-        """True if all is kept in float32."""
-        return self.state == self.master == "float32"
-
     def of(self, elems: int, *, is_embedding: bool) -> StoredForm:
         """How one parameter is kept, where this is asked for its group.
 
@@ -75,14 +70,9 @@ class Parameter:
     group: int = 0
     """Index of its parameter group: whose hyper-parameters it takes."""
 
-    state_dtype: str = "float32"
-    """Dtype of its moments on disk (`luwu.wire.stored`)."""
-
-    master_dtype: str = "float32"
-    """Dtype of its master weights on disk."""
-
-    whole: bool = False
-    """True if its update sees it as a whole: it is alone in one chunk."""
+    form: StoredForm = ALL_FLOAT32
+    """How it is kept (`luwu.wire.stored`); one that its update sees as a whole is alone in a chunk.
+    """
 
     @property
     def elems(self) -> int:
@@ -123,7 +113,7 @@ def check_whole(parameters: Sequence[Parameter], chunk_bytes: int) -> None:
     """Check that what is updated as a whole fits a chunk. Raises ConfigError."""
     for parameter in parameters:
         nbytes = SUM_BYTES * padded(parameter.elems)
-        if not parameter.whole or not parameter.trainable or nbytes <= chunk_bytes:
+        if not parameter.form.whole or not parameter.trainable or nbytes <= chunk_bytes:
             continue
         shape = " x ".join(map(str, parameter.shape))
         if nbytes > PAYLOAD_BYTES_MAX:
@@ -168,10 +158,11 @@ def _check_parameter(parameter: Parameter) -> None:
                 f"use one of {', '.join(WIRE_DTYPES)}"
                 + ("" if parameter.trainable else ", or name it in ignored_params: it is frozen")
             )
-    if parameter.state_dtype not in STATE_DTYPES or parameter.master_dtype not in MASTER_DTYPES:
+    form = parameter.form
+    if form.state not in STATE_DTYPES or form.master not in MASTER_DTYPES:
         raise ConfigError(
-            f"parameter {parameter.name}: moments in {parameter.state_dtype} and master weights in "
-            f"{parameter.master_dtype} cannot be kept; state_dtype is one of "
+            f"parameter {parameter.name}: moments in {form.state} and master weights in "
+            f"{form.master} cannot be kept; state_dtype is one of "
             f"{', '.join(STATE_DTYPES)}, master_dtype one of {', '.join(MASTER_DTYPES)}"
         )
     if parameter.elems < 1 or min(parameter.shape, default=1) < 0:

@@ -114,7 +114,7 @@ class AppState:
         for parameter in self._session.layout.parameters:
             if parameter.name not in names:
                 continue
-            keys = state_keys(job.name, job.state_fields, whole=parameter.whole)
+            keys = state_keys(job.name, job.state_fields, whole=parameter.form.whole)
             state[parameter.name] = {
                 key: torch.full(
                     () if field == STEP else parameter.shape,

@@ -190,7 +190,7 @@ def get_optimizer_state_dict(
     with session.open_reader() as reader:
         job = reader.description
         keys = {
-            p.name: state_keys(job.optimizer, job.state_fields, whole=p.whole)
+            p.name: state_keys(job.optimizer, job.state_fields, whole=p.form.whole)
             for p in job.layout.parameters
         }
         values = {
@@ -295,7 +295,7 @@ def _given_state(
     update, kept = session.optimizers.name, session.optimizers.state_fields
     fields: dict[str, dict[str, Tensor]] = {each: {} for each in kept}
     for name in trained.keys() & state.keys():
-        shape, whole = trained[name].shape, trained[name].whole
+        shape, whole = trained[name].shape, trained[name].form.whole
         for key, each in state_keys(update, kept, whole=whole):
             value = state[name].get(key)
             if each == STEP or (value is None and each == AVERAGE):

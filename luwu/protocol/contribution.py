@@ -163,12 +163,14 @@ def combined(
     read: Callable[[Contribution], Encoded],
 ) -> Encoded:
     """Encoded contributions as one, combined as the switches would. Raises ValueError."""
-    return aggregator.combined(
-        [
-            combined(term.terms, aggregator, read) if isinstance(term, Group) else read(term)
-            for term in terms
-        ]
-    )
+    parts = [
+        combined(term.terms, aggregator, read) if isinstance(term, Group) else read(term)
+        for term in terms
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    together = memoryview(bytearray(aggregator.combined_bytes(parts)))
+    return together[: aggregator.combine(parts, together)]
 
 
 def total_weight(contributions: Sequence[Contribution], groups: Sequence[int] = ()) -> float:

@@ -211,8 +211,6 @@ _GROUPS: Final = Path("/sys/fs/cgroup")
 
 def check_arena(nbytes: int) -> None:
     """Refuse an arena that this process could not make and fill. Raises ConfigError."""
-    if nbytes < 0:
-        raise ConfigError(f"arena_bytes must be >= 0, got {nbytes!r}")
     if nbytes == 0:
         return
     _check_memfd()
@@ -345,7 +343,7 @@ class Arena:
 
     def reserve(self, nbytes: int) -> memoryview:
         """Page-aligned memory; see `Transport.reserve`. Without an arena it is ordinary memory."""
-        if nbytes <= 0 or self.nbytes == 0:
+        if nbytes == 0 or self.nbytes == 0:
             return anonymous_memory(nbytes)
         ended = self._ended
         while ended:

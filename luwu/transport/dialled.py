@@ -27,7 +27,7 @@ application as messages (libzmq takes it for ZMTP 1.0), so nothing is believed b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Final
 
@@ -67,6 +67,34 @@ class Phase(Enum):
     UP = "the handshake succeeded: messages are the peer's"
     ENDED = "a connection that was up is over: read what is left, then open a new socket"
     FAILED = "libzmq tries no more"
+
+
+_RETRIED: Final[Mapping[int, str]] = {
+    zmq.EVENT_CLOSED: (
+        "nothing listens at {} yet, retrying. Start the other side, or check the address."
+    ),
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: (
+        "something answers at {}, but it is not this run, retrying. Is the connection file stale, "
+        "or the port another service's?"
+    ),
+}
+"""Failures after which libzmq goes on."""
+
+_FINAL: Final[Mapping[int, str]] = {
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: (
+        "{} rejected our key and will keep rejecting it. Add the key there, or use the right one, "
+        "and start again."
+    ),
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: (
+        "{} is encrypted, and this process connected without a key or with the wrong public key. "
+        "Give --join connect.json, or the whole URL that luwu up printed now."
+    ),
+    zmq.EVENT_DISCONNECTED: (
+        "something answers at {} and speaks ZeroMQ, but it is not this run: it accepts no "
+        "connections of LuWu. Check the address and start again."
+    ),
+}
+"""Failures that will not mend."""
 
 
 class Dialled:
@@ -182,54 +210,26 @@ class Dialled:
         repeated failure is reported once."""
         if self._phase in (Phase.ENDED, Phase.FAILED):
             return None
-        where = f"{self._endpoint} (peer {self._peer!r})"
-        if event == zmq.EVENT_CONNECTED:
-            self._phase = Phase.GREETING
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._phase = Phase.UP
             return PeerUp(self._peer)
-        elif event == zmq.EVENT_CLOSED and self._phase is Phase.SEEKING:
-            return self._retried(
-                event,
-                f"nothing listens at {where} yet, retrying. "
-                f"Start the other side, or check the address.",
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+        if event == zmq.EVENT_CONNECTED:
+            self._phase = Phase.GREETING
+        elif event == zmq.EVENT_DISCONNECTED and self._phase is Phase.UP:
+            self._phase = Phase.ENDED
+        elif event in _FINAL and (event != zmq.EVENT_DISCONNECTED or self._phase is Phase.GREETING):
+            self._phase = Phase.FAILED
+            return self._failed(_FINAL[event])
+        elif event in _RETRIED and (event != zmq.EVENT_CLOSED or self._phase is Phase.SEEKING):
             self._phase = Phase.SEEKING
-            return self._retried(
-                event,
-                f"something answers at {where}, but it is not this run, retrying. "
-                f"Is the connection file stale, or the port another service's?",
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return self._final(
-                f"{where} rejected our key and will keep rejecting it. Add the key there, or use "
-                f"the right one, and start again."
-            )
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-            return self._final(
-                f"{where} is encrypted, and this process connected without a key or with the wrong "
-                f"public key. Give --join connect.json, or the whole URL that luwu up printed now."
-            )
-        elif event == zmq.EVENT_DISCONNECTED:
-            if self._phase is Phase.GREETING:
-                return self._final(
-                    f"something answers at {where} and speaks ZeroMQ, but it is not this run: it "
-                    f"accepts no connections of LuWu. Check the address and start again."
-                )
-            if self._phase is Phase.UP:
-                self._phase = Phase.ENDED
+            if event not in self._reported:
+                self._reported.add(event)
+                return self._failed(_RETRIED[event])
         return None
 
-    def _retried(self, event: int, text: str) -> PeerFailed | None:
-        if event in self._reported:
-            return None
-        self._reported.add(event)
-        return PeerFailed(self._peer, ConnectionFailed(text), final=False)
-
-    def _final(self, text: str) -> PeerFailed:
-        self._phase = Phase.FAILED
-        return PeerFailed(self._peer, ConnectionFailed(text), final=True)
+    def _failed(self, text: str) -> PeerFailed:
+        error = ConnectionFailed(text.format(f"{self._endpoint} (peer {self._peer!r})"))
+        return PeerFailed(self._peer, error, final=self._phase is Phase.FAILED)
 
     def _seek_elsewhere(self) -> None:
         """An attempt has failed, and libzmq pauses before the next one at this place."""

@@ -29,7 +29,6 @@ from luwu.transport.interface import (
     Transport,
     anonymous_memory,
     check_credit,
-    check_limit,
     checked_views,
     gone,
 )
@@ -101,7 +100,7 @@ class InProcessTransport(Transport):
         self, network: InProcessNetwork, *, credit_bytes: int = CREDIT_BYTES_DEFAULT
     ) -> None:
         self._network = network
-        self._credit_bytes = check_limit(credit_bytes)
+        self._credit_bytes = credit_bytes
         self._changed = threading.Condition(network.lock)
         self._inbox: deque[tuple[Received, _Passed | None]] = deque()
         self._ends: dict[str, _End] = {}

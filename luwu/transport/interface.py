@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.errors import LuwuError
 from luwu.base.keys import Identity
 from luwu.base.limits import CONTROL_HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX
 
@@ -251,17 +251,8 @@ def gone(peer: str) -> PeerGone:
     )
 
 
-def check_limit(credit_bytes: int) -> int:
-    """The limit itself. Raises ConfigError."""
-    if credit_bytes <= 0:
-        raise ConfigError(f"credit_bytes must be > 0, got {credit_bytes!r}")
-    return credit_bytes
-
-
 def anonymous_memory(nbytes: int) -> memoryview:
     """Private page-aligned memory of this process, exactly `nbytes` long."""
-    if nbytes < 0:
-        raise ValueError(f"cannot reserve {nbytes} bytes")
     if nbytes == 0:
         return memoryview(bytearray())  # an empty mapping does not exist
     mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

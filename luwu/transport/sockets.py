@@ -17,7 +17,6 @@ from typing import Any, Final
 import zmq
 from zmq.utils import z85
 
-from luwu.base.errors import ConfigError
 from luwu.base.limits import PAYLOAD_BYTES_MAX, QUEUED_MESSAGES_MAX
 from luwu.transport.curve import Security
 from luwu.transport.endpoints import Endpoint
@@ -66,16 +65,6 @@ class ZeroMqTiming:
 
     linger_ms: int = 1_000
     """The time that `close` may take to send what is queued."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"timing.{name} must be > 0, got {getattr(self, name)!r}")
-        if self.heartbeat_timeout_ms <= self.heartbeat_ms:
-            raise ConfigError(
-                f"timing.heartbeat_timeout_ms {self.heartbeat_timeout_ms} must exceed "
-                f"heartbeat_ms {self.heartbeat_ms}, or every pause is a loss"
-            )
 
 
 def new_socket(context: zmq.Context[Any], kind: int, timing: ZeroMqTiming) -> zmq.Socket[Any]:

@@ -36,7 +36,6 @@ from luwu.transport.interface import (
     SendHandle,
     Transport,
     anonymous_memory,
-    check_limit,
     checked_views,
     gone,
 )
@@ -66,7 +65,7 @@ class ZeroMqTransport(Transport):
                 "leave one of them out"
             )
         self.hub = Hub(
-            credit_bytes=check_limit(credit_bytes), header_bytes_max=header_bytes_max,
+            credit_bytes=credit_bytes, header_bytes_max=header_bytes_max,
             timing=timing or ZeroMqTiming(), security=security,
             limits=limits or ConnectionLimits(), io_threads=io_threads,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredForm, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
 AGGREGATE = "aggregate"
@@ -182,16 +182,12 @@ def _brief(value: object) -> str:
 def _row(p: Parameter) -> list[object]:
     """A parameter in JSON. Storage fields are omitted for float32 updated element by element."""
     row: list[object] = [p.name, list(p.shape), p.dtype, p.wire_dtype, p.trainable, p.group]
-    stored = [p.state_dtype, p.master_dtype, p.whole]
-    return row if stored == _USUAL else row + stored
-
-
-_USUAL: Final = ["float32", "float32", False]
+    return row if p.form == ALL_FLOAT32 else [*row, *p.form]
 
 
 def _parameter(row: Any) -> Parameter:
     name, shape, dtype, wire_dtype, trainable, group, *stored = typed(row, list)
-    state_dtype, master_dtype, whole = stored or _USUAL
+    state, master, whole = stored or ALL_FLOAT32
     if len(typed(shape, list)) > DIMENSIONS_MAX:
         raise ValueError(f"a parameter has {len(shape)} dimensions")
     return Parameter(
@@ -201,9 +197,7 @@ def _parameter(row: Any) -> Parameter:
         wire_dtype=typed(wire_dtype, str),
         trainable=typed(trainable, bool),
         group=natural(group),
-        state_dtype=typed(state_dtype, str),
-        master_dtype=typed(master_dtype, str),
-        whole=typed(whole, bool),
+        form=StoredForm(typed(state, str), typed(master, str), typed(whole, bool)),
     )
 
 

@@ -3,7 +3,7 @@
     float32 moments    weight | m | v | updates                        12 bytes an element
     int8 moments       weight | m | m.scale | v | v.scale | updates    6.125
 
-Weights are in the chunk's `master_dtype`, moments in its `state_dtype`. In 8 bits a moment is kept
+Weights and moments are in the dtypes of the chunk's form. In 8 bits a moment is kept
 by blocks of 64 elements, each with a float32 scale in the field after it: int8 where it may be
 negative, uint8 where it may not. A block lies in one parameter, and no chunk cuts it, for
 parameters and chunks begin with multiples of 64 elements.
@@ -88,9 +88,9 @@ def stored_fields(job: Description, chunk: int) -> tuple[StoredField, ...]:
     place = job.layout.chunks[chunk]
     if not place.trainable:
         return (StoredField(WEIGHT, "float32", place.elems),)
-    found = [StoredField(WEIGHT, place.master_dtype, place.elems)]
-    for name in _fields_of(job, whole=place.whole):
-        dtype = field_dtype(name, place.state_dtype)
+    found = [StoredField(WEIGHT, place.form.master, place.elems)]
+    for name in _fields_of(job, whole=place.form.whole):
+        dtype = field_dtype(name, place.form.state)
         found.append(StoredField(name, dtype, place.elems))
         if dtype in ("int8", "uint8"):
             found.append(StoredField(scale_name(name), "float32", place.elems // BLOCK_ELEMS))
@@ -108,7 +108,7 @@ def loaded_bytes(job: Description, chunk: int) -> int:
     place = job.layout.chunks[chunk]
     if not place.trainable:
         return place.sum_bytes
-    fields_count = 1 + len(_fields_of(job, whole=place.whole))
+    fields_count = 1 + len(_fields_of(job, whole=place.form.whole))
     return fields_count * place.sum_bytes + COUNT_BYTES * job.layout.segments_count(chunk)
 
 
@@ -195,7 +195,7 @@ def state_tensors(
     if updates is None or (optimizer in _LATE and not updates):
         return []
     parameter = description.layout.parameters[index]
-    keys = state_keys(optimizer, description.state_fields, whole=parameter.whole)
+    keys = state_keys(optimizer, description.state_fields, whole=parameter.form.whole)
     return [(f"state.{parameter.name}.{key}", field) for key, field in keys]
 
 

@@ -42,19 +42,17 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
     page_kinds: list[int] = []
     for chunk in chunks:
         segments_count = layout.segments_count(chunk.index)
-        key = (
-            chunk.trainable, chunk.elems, segments_count if chunk.trainable else 0,
-            chunk.state_dtype, chunk.master_dtype, chunk.whole,
-        )  # fmt: skip
+        form, counted = chunk.form, segments_count if chunk.trainable else 0
+        key = (chunk.trainable, chunk.elems, counted, form)
         if key not in kinds:
             kinds[key] = len(built)
             stored = stored_fields(description, chunk.index)
             name = f"{description.optimizer if chunk.trainable else 'frozen'}-{chunk.elems}"
             if chunk.trainable:
                 name += f"-{segments_count}"
-            if chunk.state_dtype != "float32" or chunk.master_dtype != "float32":
-                name += f"-{chunk.master_dtype}-{chunk.state_dtype}"
-            if chunk.whole:
+            if form.state != "float32" or form.master != "float32":
+                name += f"-{form.master}-{form.state}"
+            if form.whole:
                 name += "-whole"
             built.append(PageKind(name, tuple(Field(*each) for each in stored)))
         page_kinds.append(kinds[key])
@@ -137,6 +135,6 @@ def weights_digest(store: Pages, layout: Layout) -> str:
                 box, chunk_now = layout.chunks[chunk], chunk
                 weights = np.empty(box.elems, np.float32)
                 read = partial(store.read_field, chunk, store.decided.version)
-                read_values(read, box.master_dtype, WEIGHT, weights.view(np.uint8).data)
+                read_values(read, box.form.master, WEIGHT, weights.view(np.uint8).data)
             digest.add(weights[part.chunk_start : part.chunk_start + part.elems])
     return digest.hexdigest()

@@ -332,7 +332,7 @@ class Pipeline:
 
     def _alike(self, page: PageGroup) -> object:
         """Equal for pages that may be worked on together."""
-        if self._layout.chunks[page.chunks[0]].whole:
+        if self._layout.chunks[page.chunks[0]].form.whole:
             return page
         return self._store.config.kind(page.number).record_bytes
 
@@ -345,7 +345,7 @@ class Pipeline:
             counts = UpdateCounts(self._layout, group, [field.elems for field in fields], width)
         segments = tuple(segment for page in group.segments for segment in page)
         kernel, shape = self._kernel, None
-        if self._layout.chunks[group.chunks[0]].whole:
+        if self._layout.chunks[group.chunks[0]].form.whole:
             assert self._whole_kernel is not None
             kernel = self._whole_kernel
             shape = self._layout.parameters[segments[0].parameter].shape

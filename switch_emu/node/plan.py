@@ -127,7 +127,7 @@ class NodePlan:
 def whole_bytes(layout: Layout) -> int:
     """Memory that updates take which see a parameter as a whole, one at a time: it comes out of
     that of resident pages. 0: there are none."""
-    elems_max = max((chunk.elems for chunk in layout.chunks if chunk.whole), default=0)
+    elems_max = max((chunk.elems for chunk in layout.chunks if chunk.form.whole), default=0)
     return _WHOLE_ELEM_BYTES * elems_max
 
 

@@ -105,7 +105,7 @@ class NodeShell(Loop):
         job = self.description
         made = make_kernel(job.optimizer, job.state_fields, cache=None)
         whole = None
-        if any(chunk.whole for chunk in job.layout.chunks):
+        if any(chunk.form.whole for chunk in job.layout.chunks):
             kept = kept_fields(job.optimizer, job.state_fields, whole=True)
             whole = make_whole_kernel(job.optimizer, kept)
         self._places = self._storage.make_places(self.description, self.transport.reserve)

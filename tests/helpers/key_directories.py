@@ -12,7 +12,6 @@ from luwu.base.keys import (
     Identity,
     make_directory,
     read_allowed,
-    remove_secret,
     write_allowed,
     write_secret,
 )
@@ -43,12 +42,10 @@ def make_keys(directory: Path, names: dict[str, str] | None = None) -> Path:
     return directory
 
 
-def take_back(directory: Path, name: str, *, with_secret: bool = False) -> None:
+def take_back(directory: Path, name: str) -> None:
     """Let this name's key in no more."""
     allowed = read_allowed(directory)
     write_allowed(directory, {key: each for key, each in allowed.items() if each.name != name})
-    if with_secret:
-        remove_secret(directory, name)
 
 
 def security(directory: Path, name: str, *accepts: str) -> Security:

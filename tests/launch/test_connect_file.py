@@ -94,7 +94,7 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("tcp://h:1", "job, world_size, chunk_bytes missing"),
+        ("tcp://h:1", "job, chunk_bytes, world_size missing"),
         ("tcp://h:1?job=1&world_size=2&chunk_byte=4", "did you mean chunk_bytes"),
         ("tcp://h:1?job=x&world_size=2&chunk_bytes=4", "is not a number"),
         ("http://h:1?job=1&world_size=2&chunk_bytes=4", "no tcp://, ipc://, shm://"),
@@ -102,7 +102,7 @@ def test_workers_learn_how_patient_an_emulated_link_wants_them(tmp_path: Path) -
         ("tcp://h:1?job", "copy the line"),
         ("tcp://h:1?job=1&world_size=2&chunk_bytes=4&grace_s=0.0", "not a number above 0"),
         ("tcp://h:1?job=1&world_size=2.5&chunk_bytes=4", "is not a number"),
-        (f"{CONNECTION.url()}&on_worker_loss=forget", "is 'forget', not one of stop, wait, drop"),
+        (f"{CONNECTION.url()}&on_worker_loss=forget", "'forget' is not one of stop, wait, drop"),
         *((f"{CONNECTION.url()}&retry={text}", "retry") for text in ("x,y,z", "1,2", "1,2,inf")),
         (f"{CONNECTION.url()}&retry=0,0,0", "retry"),
     ],
@@ -122,7 +122,7 @@ def test_a_url_that_lacks_something_is_refused(url: str, said: str) -> None:
         ({"colour": 1}, "unknown 'colour'"),
         ({"node": "udp://x"}, "no tcp://, ipc://, shm://"),
         ({"grace_s": 0}, "above 0"),
-        ({"aggregate": 7}, "aggregate is 7, no aggregator's name"),
+        ({"aggregate": 7}, "aggregate is 7, not a text"),
         ({"extent_chunks": 1 << 20}, "extent_chunks is 1048576, not a whole number 1 to "),
     ],
 )

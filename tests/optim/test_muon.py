@@ -17,7 +17,7 @@ import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, StoredForm, Unit
 from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.portable import Muon
@@ -249,7 +249,7 @@ def test_what_cannot_be_updated_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(luwu.ConfigError, match=text):
             Layout(
-                parameters=(Parameter(name="w", shape=shape, whole=True),),
+                parameters=(Parameter(name="w", shape=shape, form=StoredForm(whole=True)),),
                 units=(Unit(name="root", parameters=(0,)),),
                 chunk_bytes=16 * KIB,
             )

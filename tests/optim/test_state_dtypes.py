@@ -15,7 +15,7 @@ from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.snapshot import snapshot_of_running
 from luwu.checkpoint.source import RestingState, RunningState
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, StoredForm, Unit
 from luwu.wire.description import Description, parse_description
 from luwu.wire.stored import stored_bytes, stored_fields
 from switch_emu.node.pages import store_config
@@ -142,7 +142,7 @@ def test_a_state_goes_through_files(mode: str, tmp_path: Path) -> None:
     in_cluster(tmp_path / "a", part(0, 4), state=state)
     with RestingState(state) as source:
         exported = export_state(source, tmp_path / "whole", ExportOptions())
-        assert source.description.layout.parameters[0].state_dtype == MODES[mode]["state_dtype"]
+        assert source.description.layout.parameters[0].form.state == MODES[mode]["state_dtype"]
     imported = import_state(tmp_path / "whole", tmp_path / "again")
     assert imported.weights_digest == exported.weights_digest
     for path in (state, tmp_path / "again", tmp_path / "snapshot"):
@@ -209,7 +209,7 @@ def test_groups_and_parameters_have_their_own(tmp_path: Path) -> None:
 
     in_cluster(tmp_path, work)
     (layout,) = layouts
-    assert {p.name: (p.state_dtype, p.master_dtype) for p in layout.parameters} == {
+    assert {p.name: p.form[:2] for p in layout.parameters} == {
         "table.weight": ("float32", "float32"),
         "large.weight": ("bfloat16", "bfloat16"),
         "large.bias": ("float32", "float32"),
@@ -218,7 +218,7 @@ def test_groups_and_parameters_have_their_own(tmp_path: Path) -> None:
     for chunk in layout.chunks:
         for segment in layout.segments(chunk.index):
             of = layout.parameters[segment.parameter]
-            assert (chunk.state_dtype, chunk.master_dtype) == (of.state_dtype, of.master_dtype)
+            assert chunk.form == of.form
 
 
 @pytest.mark.feature("state in fewer bits")
@@ -232,7 +232,7 @@ def test_groups_and_parameters_have_their_own(tmp_path: Path) -> None:
 def test_bytes_of_a_page(master: str, state: str, most: float) -> None:
     """Goal: as many bytes as are promised, in the store's records and in what travels."""
     layout = Layout(
-        parameters=(Parameter(name="w", shape=(1 << 20,), state_dtype=state, master_dtype=master),),
+        parameters=(Parameter(name="w", shape=(1 << 20,), form=StoredForm(state, master)),),
         units=(Unit(name="root", parameters=(0,)),),
         chunk_bytes=1 << 20,
     )

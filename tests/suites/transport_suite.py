@@ -70,7 +70,8 @@ class TransportSuite:
     def test_a_message_arrives_whole_both_ways(
         self, make: Make, endpoint: str, sizes: tuple[int, ...]
     ) -> None:
-        """T1, T2. Goal: header and buffers arrive as sent, from the right peer."""
+        """T1, T2. Goal: header and buffers arrive as sent, from the right peer, and stay until the
+        release, which may be repeated."""
         listener, dialler, child = pair(make, endpoint)
         buffers = [random_bytes(1, str(index), size) for index, size in enumerate(sizes)]
 
@@ -82,6 +83,9 @@ class TransportSuite:
             assert (delivery.peer, delivery.header) == (peer, header)
             assert [bytes(view) for view in delivery.buffers] == buffers
             assert all(view.readonly for view in delivery.buffers)
+            delivery.release()
+            delivery.release()
+            assert delivery.buffers == []
 
     def test_messages_that_wait_for_one_another_arrive_as_they_were_sent(
         self, make: Make, endpoint: str
@@ -168,11 +172,9 @@ class TransportSuite:
         assert not any(view.readonly for view in views)
         for view in views[1:]:
             assert np.frombuffer(view, np.uint8).ctypes.data % 4096 == 0
-        with pytest.raises(ValueError, match="cannot reserve -1 bytes"):
-            transport.reserve(-1)
 
     def test_parts_of_reserved_memory_travel(self, make: Make, endpoint: str) -> None:
-        """T4. Goal: parts, read-only views, arrays on it and empty ones arrive as what they are;
+        """T4. Goal: parts, read-only views, arrays on it and empty ones arrive as their bytes;
         the handle becomes done when another thread releases. Method: two buffers, each kind."""
         listener, dialler, _child = pair(make, endpoint)
         view = dialler.reserve(8192)
@@ -181,7 +183,7 @@ class TransportSuite:
         for buffers in (
             [view[100:200], view[4096:]],
             [view.toreadonly()[1:2], outside],
-            [outside, memoryview(np.frombuffer(view, np.float32, 10, offset=4))],
+            [outside, memoryview(np.frombuffer(view, np.float32, 10, offset=4).reshape(2, 5))],
             [view[5:5], view],
             [view, view],
         ):
@@ -193,15 +195,6 @@ class TransportSuite:
             thread.start()
             until_true(lambda handle=handle: handle.done, listener, dialler)
             thread.join()
-
-    def test_views_of_other_formats_travel_as_bytes(self, make: Make, endpoint: str) -> None:
-        """Goal: a view of floats or of two dimensions is sent as the bytes it covers."""
-        listener, dialler, _child = pair(make, endpoint)
-        grid = memoryview(bytes(range(48))).cast("f", shape=[3, 4])
-
-        dialler.send("parent", b"h", [grid])
-
-        assert bytes(message(listener).buffers[0]) == bytes(range(48))
 
     def test_order_is_kept_for_each_of_many_peers(self, make: Make, endpoint: str) -> None:
         """T1, T2. Method: 8 diallers send 200 messages each, small and large in turn."""
@@ -256,18 +249,6 @@ class TransportSuite:
         for name, parent in parents.items():
             switch.send(name, name.encode())
             assert message(parent).header == name.encode()
-
-    def test_release_may_be_repeated_and_leaves_nothing(self, make: Make, endpoint: str) -> None:
-        """Goal: after release the delivery holds no buffer, and what was copied stays whole."""
-        listener, dialler, _child = pair(make, endpoint)
-        dialler.send("parent", b"h", [b"abc"])
-        delivery = message(listener)
-        copied = bytes(delivery.buffers[0])
-
-        delivery.release()
-        delivery.release()
-
-        assert (delivery.buffers, copied, delivery.header) == ([], b"abc", b"h")
 
     def test_credit_is_used_by_send_and_comes_back(self, make: Make, endpoint: str) -> None:
         """T3. Method: fill the credit while the receiver does nothing; then let it receive."""

@@ -29,6 +29,7 @@ from tests.helpers.key_directories import (
 )
 from tests.helpers.tap import Tap
 from tests.helpers.transports import QUICK, TCP, AtTcp, Raw, tcp_endpoint
+from tests.helpers.waiting import ManualClock
 from tests.suites.free_port import free_port
 from tests.suites.transport_suite import TransportSuite, random_bytes
 from tests.suites.transport_waits import (
@@ -222,21 +223,15 @@ class TestTheHandler(ListeningForWorkers):
     ) -> None:
         """Goal: a thread that lives and does nothing stops us too. Method: its sign of life is
         taken away, and time passes by a clock of ours."""
-
-        class Clock:
-            now = SYSTEM_CLOCK.now_ns()
-
-            def now_ns(self) -> int:
-                return self.now
-
-        clock = Clock()
+        clock = ManualClock()
         monkeypatch.setattr(curve, "SYSTEM_CLOCK", clock)
-        clock.now += 10**12  # we were stopped for long: that is no silence of the handler's
+        # We were stopped for long: that is no silence of the handler's.
+        clock.advance(SYSTEM_CLOCK.now_ns() + 10**12)
         zap._beat_ns = 0
         zap.check_alive()
         with pytest.raises(KeysFailed, match="does not answer"):
             for _ in range(20):
-                clock.now += 200_000_000
+                clock.advance(200_000_000)
                 zap._beat_ns = 0
                 zap.check_alive()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from luwu.transport.interface import Transport
 from luwu.transport.opening import MixedTransport, io_threads_for, open_transport
 from luwu.transport.shm import ShmTransport
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.helpers.transports import TCP, AtTcp, maker
+from tests.helpers.transports import TCP, AtShm, AtTcp, maker
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import MIB, Make, meet, message, until_true
 
@@ -35,14 +34,8 @@ class TestMixedOverTcp(OverMixed, AtTcp, TransportSuite):
     pass
 
 
-class TestMixedOverShm(OverMixed, TransportSuite):
-    @pytest.fixture
-    def endpoint(self) -> str:
-        return "shm://auto"
-
-    @pytest.fixture
-    def free_endpoint(self, tmp_path: Path) -> str:
-        return f"shm://{tmp_path}/s"
+class TestMixedOverShm(OverMixed, AtShm, TransportSuite):
+    pass
 
 
 class TestBetween(OverMixed):

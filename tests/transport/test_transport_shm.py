@@ -6,7 +6,6 @@ import ctypes
 import queue
 import random
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,7 @@ from tests.suites.transport_waits import MIB, Make, dialling, meet, message, pai
 
 
 class TestShmTransport(OverShm, TransportSuite, ByReferenceSuite):
-    @pytest.fixture
-    def free_endpoint(self, tmp_path: Path) -> str:
-        return f"shm://{tmp_path}/s"
+    """The suite over shared memory."""
 
 
 class TestByReference(OverShm):

@@ -29,14 +29,6 @@ from tests.suites.transport_waits import (
 )
 
 
-def refused(transport: Transport) -> PeerFailed:
-    """The next thing, which must be a failure that may mend."""
-    event = transport.receive(DEADLINE_NS)
-    assert isinstance(event, PeerFailed), event
-    assert not event.final
-    return event
-
-
 class TestStrangers(OverShm):
     """T5: nothing that arrives may raise, or disturb those who are let in."""
 
@@ -85,7 +77,7 @@ class TestStrangers(OverShm):
         stranger.dial("parent", where.replace("shm://", "ipc://"))
         up(stranger)
         stranger.send("parent", first)
-        event = refused(listener)
+        event = failed(listener)
         assert event.peer == LISTENER
         assert isinstance(event.error, RemoteProtocolError)
         stranger.send("parent", b"more")
@@ -101,11 +93,11 @@ class TestStrangers(OverShm):
             other.dial("parent", where.replace("shm://", "ipc://"))
             up(other)
             other.send("parent", notices.greeting(bytes(16)))
-            assert refused(listener).peer == LISTENER
+            assert failed(listener).peer == LISTENER
         with ZeroMqTransport(timing=QUICK) as silent:
             silent.dial("parent", where.replace("shm://", "ipc://"))
             up(silent)
-        assert "disconnected without a greeting" in str(refused(listener).error)
+        assert "disconnected without a greeting" in str(failed(listener).error)
 
     def test_a_listener_of_another_kind(self, make: Make, tmp_path: Path) -> None:
         """Goal: what listens without passing descriptors is told, and never up."""
@@ -145,7 +137,7 @@ class TestStrangers(OverShm):
                 pass_it()
                 span = notices.Span(index, 0, 10)
                 stranger.send("parent", notices.shared(index + 1, 1, [span], b"h"))
-                event = refused(listener)
+                event = failed(listener)
                 assert event.peer == peer
                 listener.receive(0)
                 assert message(stranger).header == notices.numbers(notices.RELEASED, [index + 1])

@@ -226,33 +226,7 @@ class TestCredit(OverZeroMq):
 
 class TestLeavesNothing(OverZeroMq):
     def test_threads_sockets_and_files(self, tmp_path: Path) -> None:
-        """T6, I8. Method: use everything in a process of its own and compare what it holds before
-        and after. pyzmq's collector thread and its two descriptors are not ours to end."""
-        script = """
-import os
-from luwu.transport.zeromq import ZeroMqTransport
-def held():
-    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-def use():
-    a, b, c = ZeroMqTransport(), ZeroMqTransport(), ZeroMqTransport()
-    b.dial("ipc", a.listen("ipc://auto"))
-    b.dial("tcp", a.listen("tcp://127.0.0.1:0"))
-    c.dial("nobody", "ipc:///nowhere/s")
-    c.receive(10**9)
-    peers = [a.receive(10**10).peer for _ in range(2)]
-    for _ in range(2): b.receive(10**10)
-    for name in ("ipc", "tcp"):
-        handle = b.send(name, b"h", [bytes(1 << 20)])
-        a.receive(10**10).release()
-        a.send(peers[0], b"h", [bytes(1 << 20)])
-    for each in (a, b, c): each.close()
-use()
-before = held()
-for _ in range(3): use()
-assert held() == before, (before, held())
-print(before)
-"""
-        check_nothing_is_left(script, tmp_path)
+        check_nothing_is_left(ZeroMqTransport, ("ipc://auto", "tcp://127.0.0.1:0"), tmp_path)
 
     def test_close_waits_for_what_is_queued_only_so_long(self, make: Make, raw: Raw) -> None:
         """Goal: a receiver that reads nothing cannot keep us from closing."""
@@ -272,14 +246,6 @@ class TestConstruction:
         monkeypatch.setattr(zmq, "zmq_version_info", lambda: (4, 3, 2))
         with pytest.raises(ConfigError, match=r"libzmq 4\.3\.2 is older than 4\.3\.3"):
             ZeroMqTransport()
-
-    def test_bad_options_are_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"timing\.linger_ms must be > 0"):
-            ZeroMqTiming(linger_ms=0)
-        with pytest.raises(ConfigError, match="must exceed"):
-            ZeroMqTiming(heartbeat_ms=100, heartbeat_timeout_ms=100)
-        with pytest.raises(ConfigError, match="credit_bytes must be > 0"):
-            ZeroMqTransport(credit_bytes=0)
 
 
 class TestHeartbeats(OverZeroMq):

@@ -169,7 +169,7 @@ def test_sizes(spec: str, elems: int) -> None:
     assert kind.fits(elems, encoded.nbytes)
     assert not kind.fits(elems, encoded.nbytes - 4)
     found = np.empty(elems, np.float32)
-    kind.decode(kind.combined([encoded, encoded]), found)
+    kind.decode(combine(kind, [encoded, encoded]), found)
     np.testing.assert_array_equal(found, 2 * values)
     with pytest.raises(ValueError, match="expected"):
         kind.combine([encoded, encoded[:-4]], memoryview(bytearray(encoded.nbytes)))

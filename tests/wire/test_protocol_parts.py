@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luwu.aggregate import make_aggregator
-from luwu.protocol.children import (
-    Children,
-    KnowsMoreError,
-    Outcomes,
-    RefusedError,
-    SupersededError,
-    lost_steps_text,
-    refusal_text,
-)
+from luwu.protocol.children import Children, Outcomes, lost_steps_text, refusal_text
 from luwu.protocol.contribution import PushForm
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
@@ -130,27 +122,6 @@ def test_all_children_that_count_are_sent_to() -> None:
     children.send_all(message(wire.Decided, step=3))
     assert taken(outbox) == ["right: Decided step=3"]
     assert children.abort("x" * 5000).contributors == RIGHT
-
-
-@pytest.mark.parametrize(
-    ("error", "is_older", "is_left_out"),
-    [
-        (RefusedError("no"), False, False),
-        (KnowsMoreError(1, 3), True, False),
-        (SupersededError("a later start"), False, True),
-    ],
-)
-def test_a_refusal_is_noted_and_sent(
-    error: RefusedError, is_older: bool, is_left_out: bool
-) -> None:
-    """Goal: a child learns whether it is refused because it knows more than the state, or because
-    a later start of it has joined."""
-    outbox, children = two_children()
-    children.refuse("left", error)
-    note, sent = outbox.take()
-    assert (note.name, note.level) == ("switch.refused", "WARNING")
-    assert (sent.peers, sent.message.text) == (("left",), str(error))
-    assert (sent.message.is_older, sent.message.is_left_out) == (is_older, is_left_out)
 
 
 # -------------------------------------------------------------------------- lost steps

@@ -227,7 +227,7 @@ class FirstWeights:
                 if given is None or not chunk.trainable:
                     yield index, flat[part].view(np.uint8).data
                     continue
-                kept = given.of_whole if chunk.whole else tuple(fields)
+                kept = given.of_whole if chunk.form.whole else tuple(fields)
                 arrays = [
                     array[part].view(np.uint8) for array in (flat, *(fields[name] for name in kept))
                 ]

@@ -205,9 +205,7 @@ def _layout(
                 wire_dtype=wire_dtypes[p],
                 trainable=p in given,
                 group=group_of[p],
-                state_dtype=given.get(p, ALL_FLOAT32).state,
-                master_dtype=given.get(p, ALL_FLOAT32).master,
-                whole=given.get(p, ALL_FLOAT32).whole,
+                form=given.get(p, ALL_FLOAT32),
             )
             for p in order
         ),
