@@ -8,7 +8,7 @@ must fail. The same parts must pass in a copy without any change, or failing wou
     python -m tests.planted              all of them
     python -m tests.planted --only 5     the bug with that number
 
-A table, then `N trials, V violations`: a violation is a bug that nobody found, or a part of the
+The bugs, then `N trials, V violations`: a violation is a bug that nobody found, or a part of the
 suite that fails without one. Exit code 0 or 1.
 """
 
@@ -55,9 +55,8 @@ SEVERAL_NODES = tests(
 class Bug:
     """A change of one file, and what must fail then."""
 
-    name: str
-    breaks: str
-    """What the change does, in words."""
+    what: str
+    """The program with the bug, in words."""
     file: str
     edits: Mapping[str, str]
     """Exact old text, which stands there once, and new text."""
@@ -69,7 +68,7 @@ class Bug:
         for old, new in self.edits.items():
             if (count := text.count(old)) != 1:
                 raise ConfigError(
-                    f"planted bug {self.name!r}: {old!r} stands {count} times in {self.file}, "
+                    f"planted bug ({self.what}): {old!r} stands {count} times in {self.file}, "
                     "expected once; the program was changed, so change tests/planted.py as well"
                 )
             text = text.replace(old, new)
@@ -97,14 +96,12 @@ FLUSH_TWICE = """def _flush_twice(fd: int) -> None:
 
 BUGS = (
     Bug(
-        "skip fdatasync",
         "a flush of the store does nothing",
         "switch_emu/store/direct_io.py",
         {"os.fdatasync(self._fd)\n": "pass\n"},
         IMAGES,
     ),
     Bug(
-        "manifest before data",
         "pages are flushed only after the superblock says that they are prepared",
         "switch_emu/store/file.py",
         {
@@ -115,7 +112,6 @@ BUGS = (
         IMAGES,
     ),
     Bug(
-        "retry fsync",
         "a flush that failed is made again; the second succeeds, with the data gone",
         "switch_emu/store/direct_io.py",
         {
@@ -125,7 +121,6 @@ BUGS = (
         tests("tests/store/test_store_crash.py", "-k", "failed_flush"),
     ),
     Bug(
-        "accept duplicate",
         "a contribution that comes again is added again",
         "switch_emu/switch/core/slots.py",
         {
@@ -137,35 +132,30 @@ BUGS = (
         HISTORIES,
     ),
     Bug(
-        "ignore incarnation",
         "a rank that was started again goes on with what its former start had pushed",
         "luwu/protocol/children.py",
         {"former.incarnation < hello.incarnation\n": "False\n"},
         HISTORIES,
     ),
     Bug(
-        "sum in arrival order",
         "contributions are added as they came, not by rank",
         "luwu/protocol/contribution.py",
         {"key=lambda c: c.contributors & -c.contributors": "key=lambda c: 0"},
         HISTORIES,
     ),
     Bug(
-        "reuse slot early",
         "a slot is given to the next chunk before the parent has its sum",
         "switch_emu/switch/core/fixed_slots.py",
         {"(self.is_summed and self.slot is None and not self.behind)\n": "self.is_summed\n"},
         SLOTS,
     ),
     Bug(
-        "skip checksum",
         "what is read from a page is not compared with its checksum",
         "switch_emu/store/file.py",
         {"if found != expected:\n            field =": "if not found:\n            field ="},
         HISTORIES,
     ),
     Bug(
-        "ack before decide",
         "workers are told that a step is decided when its decision is being written",
         "switch_emu/node/core/state.py",
         {
@@ -182,21 +172,18 @@ BUGS = (
         HISTORIES,
     ),
     Bug(
-        "one superblock copy",
         "the second copy of the superblock, and of the counters, is not written",
         "switch_emu/store/ring.py",
         {"        for copy in range(2):\n": "        for copy in range(1):\n"},
         IMAGES,
     ),
     Bug(
-        "no directory sync",
         "the directory in which a store was made is not flushed after the rename",
         "switch_emu/store/directory.py",
         {"        flush_directory(path.parent)\n": ""},
         tests("tests/store/test_store_crash.py", "-k", "maker_flushes_in_the_right_order"),
     ),
     Bug(
-        "forget cursor",
         "a step is decided before all ranks' cursors lie beside it: what a rank attaches is where "
         "the cursor of its data is kept",
         "switch_emu/node/core/node.py",
@@ -204,14 +191,12 @@ BUGS = (
         HISTORIES,
     ),
     Bug(
-        "decide too early",
         "a version is decided when all optimizer nodes but one have prepared it",
         "switch_emu/switch/core/ballot.py",
         {"len(self._digests) == self.members": "1 + len(self._digests) >= self.members"},
         SEVERAL_NODES,
     ),
     Bug(
-        "count a page twice",
         "the norm counts a page as often as it is stored",
         "switch_emu/switch/core/ballot.py",
         {
@@ -226,91 +211,78 @@ BUGS = (
         SEVERAL_NODES,
     ),
     Bug(
-        "compare no copies",
         "a step is decided though two copies of a page differ",
         "switch_emu/switch/core/ballot.py",
         {"        return self.difference_of(self._digests)\n": "        return None\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "forget the epoch",
         "a new switch leads whichever optimizer nodes it hears first",
         "switch_emu/switch/core/standings.py",
         {"not all(are_enough(there, base) for base in self._bases):\n": "not there:\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "go on alone",
         "a switch goes on with less than half of the optimizer nodes",
         "switch_emu/switch/core/lead.py",
         {"version is None or not self._are_enough(rest):\n": "version is None:\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "use a stale copy",
         "a node that was left out and comes back is taken for one that only lost its connection",
         "switch_emu/switch/core/lead.py",
         {"not (self.at.now.everyone | self.at.latest.everyone) & bit:\n": "False:\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "count what lacks pages",
         "a node that is being filled counts though pages are missing",
         "switch_emu/switch/core/filling.py",
         {"self.node is None or len(self._pages) < len(self.node.chunks):": "self.node is None:"},
         SEVERAL_NODES,
     ),
     Bug(
-        "update before the page",
         "a page that is to come from another node is updated before it is there",
         "switch_emu/node/core/whole_pages.py",
         {"return not self.number or self._filled.issuperset": "return True or (lambda _: 0)"},
         SEVERAL_NODES,
     ),
     Bug(
-        "prepare beside a page",
         "a step is prepared by a node that is being filled while a page is still to come",
         "switch_emu/node/core/whole_pages.py",
         {"return not self.number or (has_all and not self._under_way)\n": "return True\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "keep a partial state",
         "a store that is being filled writes down versions that lack pages",
         "switch_emu/store/file.py",
         {"        if not self._steps.is_filled:": "        if False:"},
         tests("tests/store/test_store_crash.py", "tests/simulate/test_replicas.py"),
     ),
     Bug(
-        "empty what is read",
         "a store is emptied to be filled while pages of it are read",
         "switch_emu/node/core/node.py",
         {" or self.serving.is_reading\n": "\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "go on beside the emptying",
         "updates of the attempt before are begun as the store is being emptied",
         "switch_emu/node/core/node.py",
         {"self.joint.begin_filling()\n            return\n": "self.joint.begin_filling()\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "remember what was prepared",
         "what a node that is being filled had prepared in one attempt counts in the next",
         "switch_emu/switch/core/filling.py",
         {"                self._prepared_version = -1": "                pass"},
         SEVERAL_NODES,
     ),
     Bug(
-        "break a promise",
         "an optimizer node that has answered a later switch follows an older one",
         "switch_emu/node/core/deciding.py",
         {"if hello.incarnation < self._recorded.promised:\n": "if False:\n"},
         SEVERAL_NODES,
     ),
     Bug(
-        "refill misses a page",
         "of a lost node's pages the last one is not copied",
         "luwu/checkpoint/copying.py",
         {"range(first, config.page_count, ": "range(first, config.page_count - 1, "},
@@ -388,13 +360,11 @@ def main() -> int:
             if run.returncode != 0:
                 violations_count += 1
                 print(f"python {' '.join(part)} fails without any bug:\n{run.tail}", flush=True)
-        print(f"{'bug':22} {'found':6} {'s':>6}  by")
         for bug, run in zip(bugs, runs, strict=True):
             is_found = run.returncode == 1
             violations_count += not is_found
-            verdict = "yes" if is_found else f"NO ({run.returncode})"
-            print(f"{bug.name:22} {verdict:6} {run.seconds:6.1f}  {run.said}", flush=True)
-            print(f"{'':37}  ({bug.breaks})")
+            verdict = "found" if is_found else f"NOT FOUND ({run.returncode})"
+            print(f"{verdict} in {run.seconds:.1f} s: {bug.what}\n    {run.said}", flush=True)
     print(f"{len(bugs)} trials, {violations_count} violations")
     return 1 if violations_count else 0
 

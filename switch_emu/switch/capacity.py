@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -31,13 +31,17 @@ def slot_memory(slot_count: int, *, child_count: int, chunk_bytes: int) -> int:
     return slot_count * COPIES * child_count * chunk_bytes
 
 
-def pool_size(
-    slots: int | None, *, child_count: int, chunk_bytes: int, memory_bytes: int
-) -> PoolSize:
-    """A job's slots, within the given memory; None: as many as fit, up to 256.
+def with_slots(
+    limits: SwitchLimits, fidelity: str, slots: int | None, *, child_count: int, chunk_bytes: int
+) -> SwitchLimits:
+    """The limits of a switch at a fidelity, within its memory for slots.
 
-    Raises ConfigError with the number that fits.
+    `slots`: of a job; None: as many as fit, up to 256. Raises ConfigError with the number that
+    fits.
     """
+    if fidelity == "functional":
+        return limits
+    memory_bytes = limits.slot_bytes_max
     each = slot_memory(1, child_count=child_count, chunk_bytes=chunk_bytes)
     most = memory_bytes // each
     asked = slots or 1
@@ -48,19 +52,8 @@ def pool_size(
             f"{format_bytes(asked * each)} (chunks of {format_bytes(chunk_bytes)} from "
             f"{child_count} children); the switch has {format_bytes(memory_bytes)} for them: {rest}"
         )
-    return PoolSize(slot_count=slots or min(most, SLOTS_AUTO_MAX), slot_bytes=chunk_bytes)
-
-
-def with_slots(
-    limits: SwitchLimits, fidelity: str, slots: int | None, *, child_count: int, chunk_bytes: int
-) -> SwitchLimits:
-    """The limits of a switch at a fidelity. Raises ConfigError."""
-    if fidelity == "functional":
-        return limits
-    found = pool_size(
-        slots, child_count=child_count, chunk_bytes=chunk_bytes, memory_bytes=limits.slot_bytes_max
-    )
-    return replace(limits, slots=found)
+    count = slots or min(most, SLOTS_AUTO_MAX)
+    return replace(limits, slots=PoolSize(slot_count=count, slot_bytes=chunk_bytes))
 
 
 def planned_slots(
@@ -82,18 +75,20 @@ class SharedSlots:
         self._lent: list[PoolSize] = []
         """Of each job that is open."""
 
-    def take(self, asked: PoolSize) -> None:
-        """Lend slots to a job. Raises ConfigError if too few are free."""
+    @contextmanager
+    def lent(self, asked: PoolSize) -> Iterator[None]:
+        """Lend slots to a job until it is over, however it ends. Raises ConfigError if too few are
+        free."""
         with self._lock:
             free = self._slot_count - sum(each.slot_count for each in self._lent)
             if asked.slot_count > free:
                 raise ConfigError(self._refusal(asked.slot_count, free))
             self._lent.append(asked)
-
-    def give_back(self, lent: PoolSize) -> None:
-        """Take back the slots of a job that is over."""
-        with self._lock:
-            self._lent.remove(lent)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lent.remove(asked)
 
     def _refusal(self, asked: int, free: int) -> str:
         count = len(self._lent)
@@ -105,17 +100,8 @@ class SharedSlots:
         )
 
 
-@contextmanager
-def lent(shared: SharedSlots | None, limits: SwitchLimits) -> Iterator[None]:
-    """Lend a job the slots of its limits until it is over, however it ends.
-
-    None: the switch serves this job alone. Raises ConfigError if too few slots are free.
-    """
+def lent(shared: SharedSlots | None, limits: SwitchLimits) -> AbstractContextManager[None]:
+    """The slots of a job, lent to it where its switch serves several. Raises ConfigError."""
     if shared is None or limits.slots is None:
-        yield
-        return
-    shared.take(limits.slots)
-    try:
-        yield
-    finally:
-        shared.give_back(limits.slots)
+        return nullcontext()
+    return shared.lent(limits.slots)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import BOTH, aborts, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_plan, run_scenario, says
 from tests.simulate.faults import Noise, Partition, Reconnect
 from tests.simulate.plan import HEALED_MS
 
@@ -56,13 +58,17 @@ def test_nothing_passes(sender: str, receiver: str, two_way: bool) -> None:
 
 
 @pytest.mark.faults(17)
+@pytest.mark.parametrize("optimizer_nodes", [1, 2])
+@pytest.mark.parametrize("kind", [wire.Pull, wire.Push, wire.Commit], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("who", ["worker 1", "switch 0"])
-def test_connections_are_reset(who: str) -> None:
-    """I3, I6. Goal: a connection that comes back under another name is the same member. (Half open
-    ones are found by heartbeats of the transport: `test_a_frozen_peer_is_lost`.)"""
-    simulation = run_scenario(says("worker-1", wire.Push, 2), Reconnect(at_ms=0, who=who))
+def test_connections_are_reset(who: str, kind: type[wire.Message], optimizer_nodes: int) -> None:
+    """I1, I3, I6. Goal: a connection that comes back under another name is the same member: nothing
+    is lost, and nothing begun again. (Half open ones are found by heartbeats of the transport:
+    `test_a_frozen_peer_is_lost`.)"""
+    options = replace(STORED, optimizer_nodes=optimizer_nodes)
+    simulation = run_scenario(says("worker-1", kind, 2), Reconnect(at_ms=0, who=who), options)
     assert made_by(simulation) == BOTH
-    assert [worker.start for worker in simulation.workers] == [0, 0]
+    assert aborts(simulation) == 0
 
 
 @pytest.mark.faults(18)

@@ -1,4 +1,4 @@
-"""Kinds 8, 10, 27, 29 and 30: peers that are out of date, that speak nonsense, that hang."""
+"""Kinds 3, 8, 10, 27, 29 and 30: peers that are out of date, that speak nonsense, that hang."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_messages_are_malformed(who: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "who",
     [
-        pytest.param("worker 0", marks=pytest.mark.faults(30)),
+        pytest.param("worker 0", marks=[pytest.mark.faults(3), pytest.mark.faults(30)]),
         pytest.param("switch 0", marks=pytest.mark.faults(30)),
         pytest.param("node 0", marks=pytest.mark.faults(10)),
     ],

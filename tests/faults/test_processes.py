@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from luwu.wire import messages as wire
-from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_plan, run_scenario, says
+from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_scenario, says
 from tests.helpers.local_job import Job, Worker, cluster_for, plain_of
-from tests.simulate.faults import Blackout, Crash, DieInStore, Stall
-from tests.simulate.plan import HEALED_MS, Options
+from tests.simulate.faults import Blackout, Crash, DieInStore
 
 AWAY_MS = 50
-DROPS = Options(world_size=3, steps=30, drops=True)
 
 
 @pytest.mark.parametrize(
@@ -33,26 +31,6 @@ def test_a_worker_is_killed(kind: type[wire.Message]) -> None:
     assert simulation.workers[1].start == 1
     assert aborts(simulation) > 0 or kind is wire.Commit
     assert made_by(simulation) == BOTH
-
-
-@pytest.mark.faults(3)
-def test_a_worker_hangs() -> None:
-    """I6. Goal: it is waited for, or left out by those who said so; no bit depends on how long."""
-    hang = Stall(at_ms=0, for_ms=3000, who="worker 1")
-    waited = run_scenario(says("worker-1", wire.Push, 2), hang)
-    assert made_by(waited) == BOTH
-    assert waited.world.now_ns > 3 * 10**9
-    dropped = run_scenario(says("worker-1", wire.Push, 2), hang, replace(DROPS, stored=True))
-    assert 0b101 in made_by(dropped)
-
-
-@pytest.mark.faults(4)
-def test_a_worker_comes_back() -> None:
-    """I1, I6. Goal: one that was left out counts again from a step's beginning."""
-    away = Crash(at_ms=0, for_ms=600, who="worker 1")
-    ranks = made_by(run_scenario(says("worker-1", wire.Push, 2), away, DROPS))
-    assert ranks[0] == ranks[-1] == 0b111
-    assert 0b101 in ranks
 
 
 def change_workers(tmp_path: Path, before: int, after: int) -> None:
@@ -78,18 +56,6 @@ def test_workers_are_added(tmp_path: Path) -> None:
 def test_a_job_is_resumed_with_fewer_workers(tmp_path: Path) -> None:
     """I1, I3. Goal: as kind 5, with one worker where there were three."""
     change_workers(tmp_path, 3, 1)
-
-
-@pytest.mark.faults(6)
-def test_workers_are_taken_away_in_mid_run() -> None:
-    """I1, I6. Goal: where lost ranks are left out, a job goes on with the one that is left."""
-    gone = [
-        Crash(at_ms=at_ms, for_ms=2 * HEALED_MS, who=f"worker {rank}")
-        for rank, at_ms in ((0, 70), (2, 300))
-    ]
-    ranks = made_by(run_plan(*gone, options=replace(DROPS, steps=8)))
-    assert ranks[0] == 0b111
-    assert ranks[-1] == 0b010
 
 
 @pytest.mark.faults(7)

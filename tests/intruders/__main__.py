@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from luwu.base.errors import LuwuError
 from luwu.base.keys import Identity, OwnKey, read_allowed, read_secret, write_allowed
@@ -160,11 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             campaign.run()
         except (TakenBadly, LuwuError) as error:
             campaign.violations.append(f"the run was disturbed: {error}")
-    return report(campaign, asked)
-
-
-def report(campaign: Campaign, asked: Any) -> int:
-    """Print the outcome; the exit code."""
     print(", ".join(f"{kind} {count}" for kind, count in sorted(campaign.trials.items())))
     for violation in campaign.violations[:20]:
         print(f"VIOLATION (--seed {asked.seed}): {violation}")

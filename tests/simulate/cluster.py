@@ -107,16 +107,6 @@ class Cluster:
         """The one below the node."""
         return self.switches[self.job.tree.root.name]
 
-    def restart_switch(self) -> None:
-        """Kill the root switch; one that knows nothing takes its place."""
-        place, incarnation = self.switch.place, self.world.now_ns + 2
-        self.switch.kill()
-
-        def start() -> None:
-            self.switches[place.name] = self.make_switch(place, incarnation)
-
-        self.world.at(30_000_000, start)
-
     def lose_node(self, number: int, *, comes_back: bool = False) -> None:
         """Kill a node, and delete its directory; another may start on an empty one."""
         if self.nodes[number].alive:

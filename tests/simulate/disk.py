@@ -140,7 +140,7 @@ class Disk:
             self.tentative.clear()
             self.prepared = None
             self._sealed = {}
-        return None if self.description is None else self._facts()
+        return None if self.description is None else self._opened()
 
     def _begin_start(self) -> None:
         self.starts += 1
@@ -154,6 +154,10 @@ class Disk:
     def make(self, description: bytes) -> node_actions.StoreFacts:
         """Make the store of a job, and open it."""
         self.description = description
+        return self._opened()
+
+    def _opened(self) -> node_actions.StoreFacts:
+        self.attempt += self.count == 1
         return self._facts()
 
     def begin_filling(self, description: bytes, version: int) -> node_actions.StoreFacts:
@@ -178,7 +182,6 @@ class Disk:
 
     def _facts(self) -> node_actions.StoreFacts:
         assert self.description is not None
-        self.attempt += self.count == 1
         return node_actions.StoreFacts(
             description=self.description, generation=self.generation, attempt=self.attempt,
             epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
@@ -395,23 +398,17 @@ class StoredDisk(Disk):
                 if prepared is not None:
                     store.decide(prepared.version, prepared.attempt)
                 store.record_attempt(store.attempt + 1)
-            decided, prepared = store.decided, store.prepared
+            prepared = store.prepared
         self._follow()
         assert store.attempt >= self.attempt, "P5: the recorded attempt went back"
-        self.attempt = store.attempt
-        self.prepared = None
+        self.attempt, self.recorded = store.attempt, Epoch(*store.epoch)
+        self.description, self.prepared = store.config.description, None
         if prepared is not None:
             self.prepared = node_actions.PreparedVersion(
                 prepared.version, prepared.attempt, prepared.applied, prepared.norms or (0.0,),
                 sum(1 << each.rank for each in prepared.contributors),
             )  # fmt: skip
-        return node_actions.StoreFacts(
-            description=store.config.description, generation=store.generation,
-            attempt=store.attempt, epoch=0, job=JOB,
-            version=None if decided is None else decided.version,
-            applied=decided is None or decided.applied, prepared=self.prepared,
-            prepared_digests=self._prepared_digests, recorded=Epoch(*store.epoch),
-        )  # fmt: skip
+        return self._facts()
 
     def _follow(self) -> None:
         """Take note of what the store is decided at: I2, never older than what was promised."""
@@ -435,10 +432,7 @@ class StoredDisk(Disk):
         with self._calling():
             self._now.begin_filling(version)
         self._note_filling(version)
-        return node_actions.StoreFacts(
-            description=description, generation=self._now.generation, attempt=self._now.attempt,
-            epoch=0, job=JOB, version=version, recorded=Epoch(*self._now.epoch),
-        )  # fmt: skip
+        return self._facts()
 
     def fill(self, chunk: int, weights: Any, momentum: Any) -> None:
         page, record = self._record(chunk, weights, momentum)

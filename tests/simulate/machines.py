@@ -264,8 +264,10 @@ class Node(Process):
                 case node_actions.ReplaceAttached(version, rank, payload):
                     if self._owned.version == version:
                         self.disk.replaced[version, rank] = payload.read().tobytes()  # type: ignore[attr-defined]
-                case node_actions.RecordAttempt() | node_actions.Discard():
-                    self._disk_at_once(action)
+                case node_actions.RecordAttempt(attempt, epoch):
+                    self._owned.record_attempt(attempt, epoch)
+                case node_actions.Discard(attempt):
+                    self._owned.discard(attempt)
                 case node_actions.GiveUp(text, code):
                     self.is_left_out = code == "E510"
                     self.given_up = "" if self.is_left_out else text
@@ -285,12 +287,6 @@ class Node(Process):
 
     def _do_other(self, action: Any) -> None:
         raise AssertionError(f"{self.name}: unexpected {action}")
-
-    def _disk_at_once(self, action: node_actions.RecordAttempt | node_actions.Discard) -> None:
-        if isinstance(action, node_actions.Discard):
-            self._owned.discard(action.attempt)
-        else:
-            self._owned.record_attempt(action.attempt, action.epoch)
 
     @property
     def _owned(self) -> Disk:

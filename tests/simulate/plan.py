@@ -309,15 +309,9 @@ def make_faults(random: Random, options: Options) -> tuple[Fault, ...]:
 
 
 def _is_in_scope(fault: Fault, options: Options) -> bool:
-    """Whether the system promises to take it."""
-    if isinstance(fault, f.DiskFault | f.DieInStore) and fault_needs_store(fault):
-        return options.stored
-    return True
-
-
-def fault_needs_store(fault: Fault) -> bool:
-    """Whether only the real store can have it."""
-    return not (isinstance(fault, f.DiskFault) and fault.kind == "stall")
+    """Whether the system promises to take it: some only the real store can have."""
+    is_stall = isinstance(fault, f.DiskFault) and fault.kind == "stall"
+    return options.stored or is_stall or not isinstance(fault, f.DiskFault | f.DieInStore)
 
 
 def _when(random: Random) -> int:

@@ -28,16 +28,6 @@ def test_ranks_push_in_different_orders(seed: int) -> None:
     Cluster(seed, job, ROUGH).run()
 
 
-@pytest.mark.parametrize("seed", seeds(4, quick=2))
-def test_protocol_slots(seed: int) -> None:
-    """I3. Goal: the fixed slots of a programmable switch hold encoded chunks, and the sums are the
-    same. Method: enough slots that some chunks find one, so few that some do not."""
-    job = Job(make_layout(), slot_count=1 + seed % 3, aggregate=INTEGERS)
-    cluster = Cluster(seed, job, ROUGH)
-    cluster.run()
-    assert cluster.switch.core.counts()["slots_opened_count"] > 0
-
-
 @pytest.mark.feature("aggregation in integers")
 def test_integers_have_one_digest_in_each_fidelity() -> None:
     """I3. Goal: one digest for every tree, number of nodes and order of arrival, with slots or

@@ -17,6 +17,7 @@ from tests.simulate.plan import HEALED_MS, History, Options
 OPTIONS = Options(world_size=3, steps=5, drops=True)
 
 
+@pytest.mark.faults(6)
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
 @pytest.mark.parametrize("rank", range(3))
 def test_the_others_go_on(rank: int, update: str) -> None:
@@ -30,6 +31,8 @@ def test_the_others_go_on(rank: int, update: str) -> None:
     assert made_by[-1] == 0b111 & ~(1 << rank)
 
 
+@pytest.mark.faults(3)
+@pytest.mark.faults(4)
 @pytest.mark.parametrize("kind", [Crash, Stall])
 def test_a_rank_that_comes_back_counts_again(kind: type[Crash | Stall]) -> None:
     """I1, I6. Goal: a rank that is away, dead or hung, for longer than the patience is left out of
@@ -42,6 +45,7 @@ def test_a_rank_that_comes_back_counts_again(kind: type[Crash | Stall]) -> None:
     assert made_by[-1] == 0b111
 
 
+@pytest.mark.faults(5)
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("optimizer_nodes", [1, 2])
 def test_a_rank_that_starts_late(optimizer_nodes: int, grows: bool) -> None:

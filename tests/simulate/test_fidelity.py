@@ -35,7 +35,7 @@ def test_no_extent_is_raw_where_nothing_is_lost(update: str, slot_count: int) ->
     job = Job(
         make_layout(units=6), world_size=3, update=update, slot_count=slot_count, switch_limits=WIDE
     )
-    cluster = Cluster(0, job, Faults(is_ordered=True))
+    cluster = Cluster(slot_count, job, Faults(is_ordered=True))
     cluster.run()
     pushed = sum(chunk.trainable for chunk in job.layout.chunks) * job.steps
     assert cluster.switch.core.raw_up.count == 0

@@ -93,33 +93,6 @@ def test_a_node_is_lost_with_its_directory(
     cluster.run()
 
 
-@pytest.mark.parametrize("seed", seeds(6))
-def test_two_of_three_go_on_without_a_node_and_their_switch(seed: int) -> None:
-    """E3, E6. Goal: a new switch that hears most of three nodes leads them."""
-    cluster = Cluster(seed, losing(3, 2, seed), ORDERED)
-
-    def lose() -> None:
-        cluster.lose_node(seed % 3)
-        cluster.restart_switch()
-
-    cluster.world.at(10**8 + seed * 10**7, lose)
-    cluster.run()
-
-
-def test_one_of_two_does_not_go_on_under_a_new_switch() -> None:
-    """E3, E6. Goal: the other may be led by the former switch, so the job waits for it."""
-    cluster = Cluster(0, losing(2, 2, 0), ORDERED)
-
-    def lose() -> None:
-        cluster.lose_node(1)
-        cluster.restart_switch()
-
-    cluster.world.at(10**8, lose)
-    cluster.world.run(lambda: cluster.world.now_ns > 20 * 10**9, limit_ns=30 * 10**9)
-    assert not any(worker.finished for worker in cluster.workers)
-    assert "optimizer nodes 0, 1" in cluster.switch.core.waits_for()
-
-
 @pytest.mark.parametrize("seed", seeds(12))
 @pytest.mark.parametrize(("nodes", "replicas"), SHAPES)
 def test_a_node_that_was_stopped_is_filled(nodes: int, replicas: int, seed: int) -> None:

@@ -19,7 +19,7 @@ from tests.simulate.cluster import Cluster
 from tests.simulate.job import SMALL_SWITCH, Job, gradient, make_layout, tree_sum
 from tests.simulate.machines import Switch
 from tests.simulate.seeds import seeds
-from tests.simulate.test_clusters import is_skip
+from tests.simulate.test_clusters import NEVER_NS, is_skip
 from tests.simulate.trees import TREES, every_tree
 from tests.simulate.world import ROUGH, Faults
 
@@ -70,7 +70,9 @@ def test_one_gradient_travels_up_each_link(tree: Tree) -> None:
 def test_no_slots_in_some_switches(seed: int, update: str, tree: Tree) -> None:
     """I3, S5. Goal: extents that find no slot are added at the node in the order of the tree.
     Method: no switch, every switch in turn, or all of them, have slots for few extents."""
-    limits = SwitchLimits(slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000)
+    limits = SwitchLimits(
+        slot_bytes_max=60_000 * (seed % 2), push_window_bytes=50_000, drop_after_ns=NEVER_NS
+    )
     job = job_in(
         tree, update=update, backwards=2 if update == "at_step" else 1, switch_limits=limits
     )

@@ -120,39 +120,6 @@ def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
     assert pool.room(fourth, BYTES) is None  # the second is full, not summed
 
 
-@pytest.mark.parametrize("slot_count", [1, 2, 4, 7])
-@pytest.mark.parametrize("seed", range(20))
-def test_children_within_their_window_always_find_room(seed: int, slot_count: int) -> None:
-    """F2. Goal: where nothing is lost, children that send turn n + S after the result of n fill
-    every slot in turn, and no extent is raw; and where the parent takes S sums at most.
-    Method: four passes of three children, in any interleaving a seed draws."""
-    rng = Random(seed)
-    pool = make_pool(slot_count)
-    keys = in_turn(pool, 4)
-    sent, summed, received = [0, 0, 0], 0, 0  # by child; results out; of these, at the parent
-    while received < len(keys):
-        moves = [rank for rank in range(3) if sent[rank] < min(len(keys), summed + slot_count)]
-        moves += [3] if received < summed else []
-        move = rng.choice(moves)
-        if move == 3:
-            pool.arrived(keys[received])
-            received += 1
-        else:
-            key = keys[sent[move]]
-            sent[move] += 1
-            pool.passes(key, 1 << move)
-            slot = pool.room(key, BYTES)
-            assert slot is not None, f"seed {seed}: {key} found no room"
-            assert slot.add(said(move))
-        while summed < min(sent) and summed - received < slot_count:
-            assert pool[keys[summed]].full
-            pool.hand_out(keys[summed], BYTES)
-            summed += 1
-    assert pool.opened_count == len(keys)
-    assert pool.slots_used_peak <= slot_count
-    assert len(pool) == 0
-
-
 class Model:
     """What a pool should be, in sets: one entry a place."""
 

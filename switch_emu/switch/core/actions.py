@@ -59,7 +59,7 @@ class SwitchLimits:
     drop_after_ns: int | None = None
     """How long a child may be away, or later than anybody usually is, before the job goes on
     without it; None: it is waited for, and so a child that is ahead of all others waits for a
-    slot. (Who is late shows when the others commit, so nobody may wait where late ones are left
+    slot. (Who is late shows when the others commit, so no child may wait where late ones are left
     out.)"""
     drop_node_after_ns: int | None = None
     """How long one of several optimizer nodes may be gone before the job goes on without it, where

@@ -98,6 +98,7 @@ class FilledNode:
 
 _OF_OWNERS: Final = (Verb.LOAD, Verb.PUSH, Verb.KEEP)
 """Verbs whose receipts come from the owners of a page, or of stripe 0."""
+_ANSWERED_AS: Final = {wire.Load: Verb.LOAD, wire.Keep: Verb.KEEP}
 
 
 def parent_names(count: int) -> tuple[str, ...]:
@@ -190,11 +191,13 @@ class Parents:
             return (self._readers[m.index],)
         return self._owners_of(m)
 
-    def _owners_of(self, m: wire.DataMessage, *, is_piece: bool = False) -> tuple[int, ...]:
+    def _owners_of(self, m: wire.DataMessage) -> tuple[int, ...]:
+        """The nodes that receive this, or from which it must come."""
         filled = self.filled
-        if is_piece or isinstance(m, wire.Keep):
+        verb = m.verb if isinstance(m, wire.Received) else _ANSWERED_AS.get(type(m))
+        if verb is Verb.KEEP:
             owners, is_more = self._owners[0], filled is not None and filled.owns_pieces
-        elif isinstance(m, wire.Load) or m.index >= len(self._stripes):
+        elif verb is Verb.LOAD or m.index >= len(self._stripes):
             return self._owners[m.index % self.count]  # none answers of what there is not
         else:
             owners = self._owners[self._stripes[m.index]]
@@ -213,17 +216,11 @@ class Parents:
         if isinstance(m, wire.Received) and m.verb in (Verb.BEGIN, Verb.LEAVE):
             return self.when_all(number, m, self.everyone, m.verb)
         if isinstance(m, wire.Received) and m.verb in _OF_OWNERS:
-            owners = self._answering(m)
-            return self.when_all(number, m, owners, (m.verb, m.index, m.part, m.contributors))
+            what = (m.verb, m.index, m.part, m.contributors)
+            return self.when_all(number, m, self._owners_of(m), what)
         if isinstance(m, wire.Agreed):
             return self.when_all(number, m, self._owners_of(m), (wire.Agreed, m.index, m.part))
         return [m]
-
-    def _answering(self, m: wire.Received) -> tuple[int, ...]:
-        """The nodes that must all say that they have received something."""
-        if m.verb is Verb.LOAD:
-            return self._owners[m.index % self.count]
-        return self._owners_of(m, is_piece=m.verb is Verb.KEEP)
 
     def when_all(
         self, number: int, m: wire.Message, nodes: Sequence[int], what: Hashable
