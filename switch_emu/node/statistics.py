@@ -68,7 +68,7 @@ class Statistics:
         for chunk, segments in zip(group.chunks, group.segments, strict=True):
             found = []
             for segment in segments:
-                part = slice(first, first + _pieces_count(segment))
+                part = slice(first, first + len([*_borders(segment)]))
                 first = part.stop
                 found.append(
                     SegmentSquares(summed(grad[part]), summed(weights[part]), summed(change[part]))
@@ -103,11 +103,6 @@ def _borders(segment: Segment) -> Iterator[tuple[int, int]]:
         stop = min(end, (start // NORM_BLOCK_ELEMS + 1) * NORM_BLOCK_ELEMS)
         yield start, stop
         start = stop
-
-
-def _pieces_count(segment: Segment) -> int:
-    first, last = segment.chunk_start, segment.chunk_start + segment.elems - 1
-    return last // NORM_BLOCK_ELEMS - first // NORM_BLOCK_ELEMS + 1
 
 
 _REDUCE: dict[float, Callable[..., Any]] = {1.0: np.add.reduceat, np.inf: np.maximum.reduceat}

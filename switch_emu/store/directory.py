@@ -89,20 +89,19 @@ class Claim(Closing):
     def release(self) -> None:
         """Empty the directory, for the store that replaces it. Raises OSError."""
         if self._fd is not None:
-            self._file.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = None
+            try:
+                self._file.unlink(missing_ok=True)
+            finally:
+                os.close(self._fd)
+                self._fd = None
 
     def close(self) -> None:
         """Release the claim; delete the directory if `take` made it."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):  # a file that is left behind is not locked
-                self._file.unlink()
-            os.close(self._fd)
-            self._fd = None
-            if self._has_made:
-                with contextlib.suppress(OSError):  # no longer empty
-                    self._state.rmdir()
+        is_held = self._fd is not None
+        with contextlib.suppress(OSError):  # a file that is left behind is not locked
+            self.release()
+            if is_held and self._has_made:
+                self._state.rmdir()  # raises if it is no longer empty
 
 
 CONFIG_NAME = "CONFIG"

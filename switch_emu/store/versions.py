@@ -308,9 +308,7 @@ class StepState:
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             table = self._table_of(version)
             if table is not None:
-                self._check_filled(first, count)
-                if table is self._table:
-                    self._check_not_overwritten(first, count)
+                self._check_readable(first, count, is_decided=table is self._table)
                 return table.entries(first, count)
             if version == self.next_version:
                 pages = range(first, first + count)
@@ -352,7 +350,8 @@ class StepState:
         with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
-            self._check_not_overwritten(0, len(self._table))
+            if self._overwritten:
+                raise VersionMissing("the decided version is overwritten by the one being made")
             pin = Pin(
                 config, self.decided, self._table, directory=directory, read_range=read_range,
                 verify=verify, closed=self._unpin,
@@ -402,17 +401,15 @@ class StepState:
         """True if no page is missing."""
         return not self._missing
 
-    def _check_filled(self, first: int, count: int) -> None:
-        for page in range(first, first + count) if self._missing else ():
+    def _check_readable(self, first: int, count: int, *, is_decided: bool) -> None:
+        """Raises VersionMissing unless the pages are there, and of the decided version still."""
+        for page in range(first, first + count) if self._missing or self._overwritten else ():
             if page in self._missing:
                 raise VersionMissing(
                     f"page {page} cannot be read: it is still to be filled from another node; wait "
                     "until the store has all its pages"
                 )
-
-    def _check_not_overwritten(self, first: int, count: int) -> None:
-        for page in range(first, first + count) if self._overwritten else ():
-            if page in self._overwritten:
+            if is_decided and page in self._overwritten:
                 raise VersionMissing(f"page {page} is overwritten by the version being made")
 
     def begin_filling(self, version: int, table: PageTable) -> None:
