@@ -33,8 +33,9 @@ from itertools import groupby
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import ConfigError
 from switch_emu.store.config import StoreConfig
+from switch_emu.store.direct_io import IoCounter
 from switch_emu.store.interface import PageStore
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import Pin
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
@@ -97,7 +98,7 @@ class TieredPageStore(PageStore):
         """Pages whose copy is of the version being made -> the attempt that wrote it."""
 
     @property
-    def stats(self) -> StoreStats:
+    def stats(self) -> IoCounter:
         return self._store.stats
 
     @property

@@ -75,7 +75,7 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
-from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep, Durability
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
 from switch_emu.store.views import RecordRows, check_rows, one_record, read_view, write_view
@@ -247,12 +247,8 @@ class FilePageStore(PageStore):
         return None if self._older_ref is None else self._older_ref.version
 
     @property
-    def stats(self) -> StoreStats:
-        data = self._data_io
-        return StoreStats(
-            bytes_read=data.bytes_read, bytes_written=data.bytes_written, flushes=data.flushes,
-            meta_flushes=self._meta_io.flushes,
-        )  # fmt: skip
+    def stats(self) -> IoCounter:
+        return self._data_io
 
     @property
     def disk_bytes(self) -> int:

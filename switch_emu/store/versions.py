@@ -186,13 +186,9 @@ class Pin(Closing):
         self._saved: dict[int, int] = {}
         """Page -> offset of its record in the file."""
         self._file: BlockFile | None = None
-        self._file_bytes = 0
+        self.saved_bytes = 0
+        """Bytes of the file: of the pages that were copied."""
         self._lost = ""
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of the pages that were copied."""
-        return self._file_bytes
 
     def read_field(self, page: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of this version. Raises VersionMissing, PageCorruptError."""
@@ -241,14 +237,14 @@ class Pin(Closing):
         if self._file is None:
             self._file = self._make_file()
         size = self._config.kind(page).record_bytes
-        place, entry = self._file_bytes, self._table.entry(page)
+        place, entry = self.saved_bytes, self._table.entry(page)
         piece = aligned_buffer(min(_PIECE_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES))
         for start in range(0, size, len(piece)):
             part = piece[: min(len(piece), size - start)]
             self._read_range(page, entry, start, part)
             self._file.write(place + start, part)
         self._saved[page] = place
-        self._file_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        self.saved_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
     def _make_file(self) -> BlockFile:
         fd, name = tempfile.mkstemp(prefix="pin-", dir=self._directory)
