@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -30,12 +29,11 @@ from luwu.checkpoint.copying import check_running
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
+from luwu.tensor_files.directory import F32Array
 from luwu.tensor_files.header import Tensor
 from luwu.tensor_files.writer import WRITE_BYTES, Shard, plan_shards, write_synced, write_tensors
 from luwu.wire.stored import AVERAGE, STEP, UPDATES, WEIGHT, state_tensors, stored_field
 from switch_emu.node.kernels.narrow import narrow
-
-F32Array = npt.NDArray[np.float32]
 
 _INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
 MODEL: Final = "model"

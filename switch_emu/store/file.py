@@ -20,15 +20,7 @@ nothing; here it equals `process`. There is no `checkpoint`: without a flush per
 both be torn, and a third would be needed.
 
 A write or a flush that fails stops the store. A flush is never repeated: the second may succeed
-although the first has lost the data.
-
-Failpoints: store.before_page_write, store.after_page_write, store.before_data_flush,
-store.after_data_flush, store.before_manifest, store.between_manifests, store.after_manifest,
-store.after_prepared, store.before_meta_flush, store.after_meta_flush, store.before_decide,
-store.after_decided, store.before_abort, store.after_abort, store.before_filling,
-store.before_counters, store.after_counters, store.open.after_lock, store.open.before_flush,
-store.open.after_flush; and of `directory.py`: store.create.before_files, store.create.after_config,
-store.create.after_allocate, store.create.before_rename, store.create.after_rename.
+although the first has lost the data. Failpoints: `luwu/base/failpoints.py`.
 """
 
 from __future__ import annotations

@@ -65,8 +65,3 @@ class DecidedStep:
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Norm of the mean gradient; None if it was not measured."""
-        return self.norms[0] if self.norms else None
