@@ -10,14 +10,14 @@ Values are read ahead, hashed and written slice by slice; no tensor is in memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -29,12 +29,11 @@ from luwu.checkpoint.copying import check_running
 from luwu.checkpoint.document import FILE, ExportDocument, attached_name
 from luwu.checkpoint.read_ahead import ReadAhead, Want, buffers_count
 from luwu.checkpoint.source import StateSource
+from luwu.tensor_files.directory import F32Array
 from luwu.tensor_files.header import Tensor
-from luwu.tensor_files.writer import WRITE_BYTES, Shard, TensorWriter, plan_shards, write_synced
+from luwu.tensor_files.writer import WRITE_BYTES, Shard, plan_shards, write_synced, write_tensors
 from luwu.wire.stored import AVERAGE, STEP, UPDATES, WEIGHT, state_tensors, stored_field
 from switch_emu.node.kernels.narrow import narrow
-
-F32Array = npt.NDArray[np.float32]
 
 _INFINITY: Final = {"bfloat16": 0x7F80, "float16": 0x7C00}
 MODEL: Final = "model"
@@ -137,12 +136,10 @@ class _Job:
     def write(self, directory: Path, should_stop: Callable[[], bool]) -> ExportDocument:
         """Write all files of tensors; what luwu.json is to say."""
         digest = WeightsDigest()
-        with TensorWriter(directory, MODEL, self._weights) as model:
-            self._write_weights(model, digest, should_stop)
-            model.finish()
-        with TensorWriter(directory, OPTIMIZER, self._optimizer) as optimizer:
-            self._write_states(optimizer, should_stop)
-            optimizer.finish()
+        with closing(self._weight_values(digest, should_stop)) as values:
+            digests = write_tensors(directory, MODEL, self._weights, values)
+        with closing(self._state_values(should_stop)) as values:
+            digests |= write_tensors(directory, OPTIMIZER, self._optimizer, values)
         attached = {}
         for rank, data in self._source.attached().items() if self._options.has_optimizer else ():
             write_synced(directory / attached_name(rank), data)
@@ -155,13 +152,14 @@ class _Job:
             weights_digest=digest.hexdigest(),
             dtype=self._options.dtype,
             has_optimizer=self._options.has_optimizer,
-            digests=model.digests | optimizer.digests,
+            digests=digests,
             attached=attached,
         )
 
-    def _write_weights(
-        self, writer: TensorWriter, digest: WeightsDigest, should_stop: Callable[[], bool]
-    ) -> None:
+    def _weight_values(
+        self, digest: WeightsDigest, should_stop: Callable[[], bool]
+    ) -> Generator[memoryview, None, None]:
+        """All weights, in slices, as they are written; their digest."""
         parameters = self._layout.parameters
         job, field = self._source.description, AVERAGE if self._options.average else WEIGHT
         wants = (
@@ -177,35 +175,36 @@ class _Job:
                     digest.begin(parameter.name, parameter.dtype, parameter.shape)
                 hashed = hasher.submit(digest.add, values)  # SHA-256 is slower than all the rest
                 for part in _slices(values):
-                    writer.add(_narrowed(part, self._options.dtype, parameter.name))
+                    yield _narrowed(part, self._options.dtype, parameter.name)
                 hashed.result()
 
-    def _write_states(self, writer: TensorWriter, should_stop: Callable[[], bool]) -> None:
+    def _state_values(self, should_stop: Callable[[], bool]) -> Generator[memoryview, None, None]:
+        """The optimizer's state, in slices."""
         wants = (
             Want(number, field, *piece)
             for number, (_, field, index) in enumerate(self._states)
             if field != STEP
             for piece in self._layout.pieces(index)
         )
-        written = 0
+        done = 0
         for want, values in self._read(wants):
             check_running(should_stop)
-            self._write_counts(writer, written, want.tensor)
-            written = want.tensor + 1
+            yield from self._counts(done, want.tensor)
+            done = want.tensor + 1
             for part in _slices(values):
-                writer.add(part.view(np.uint8).data)
-        self._write_counts(writer, written, len(self._states))
+                yield part.view(np.uint8).data
+        yield from self._counts(done, len(self._states))
 
     def _read(self, wants: Iterator[Want]) -> Iterator[tuple[Want, F32Array]]:
         ahead = ReadAhead(self._source, wants, self._buffers_count)
         yield from ahead
         self.buffer_bytes = max(self.buffer_bytes, ahead.taken_bytes + self._beside_bytes)
 
-    def _write_counts(self, writer: TensorWriter, start: int, stop: int) -> None:
+    def _counts(self, start: int, stop: int) -> Iterator[memoryview]:
         """Those of tensors `start` to `stop` that count updates: scalars, as torch has them."""
         for _, field, index in self._states[start:stop]:
             if field == STEP:
-                writer.add(memoryview(np.float32(self._updates[index] or 0).tobytes()))
+                yield memoryview(np.float32(self._updates[index] or 0).tobytes())
 
     def _plan_states(self) -> list[tuple[Tensor, str, int]]:
         """(tensor, our field, parameter), in order."""

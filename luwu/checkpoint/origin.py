@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
 from luwu.base.closing import Closing
@@ -15,10 +14,14 @@ from luwu.base.foreign import read_file
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.checkpoint.document import ExportDocument, attached_name, read_document
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
-from luwu.tensor_files.directory import WIDENED, TensorDirectory, check_tensors, has_tensors
+from luwu.tensor_files.directory import (
+    WIDENED,
+    F32Array,
+    TensorDirectory,
+    check_tensors,
+    has_tensors,
+)
 from luwu.wire.stored import STEP, WEIGHT, state_tensors
-
-F32Array = npt.NDArray[np.float32]
 
 
 def exact_document(source: Path) -> ExportDocument:

@@ -14,15 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.checkpoint.source import StateSource
 from luwu.layout import Segment
-
-F32Array = npt.NDArray[np.float32]
+from luwu.tensor_files.directory import F32Array
 
 THREADS_COUNT: Final = 4
 BUFFERS_MAX: Final = 64

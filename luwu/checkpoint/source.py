@@ -1,4 +1,16 @@
-"""The source of a state that an export reads: pages at rest, or a running job."""
+"""The source of a state that an export reads: pages at rest, or a running job.
+
+Either is one decided version, which does not change while it is read:
+
+    description   layout, optimizer and names of the state fields
+    record        the record of the step that made this version
+    attempt       the job's attempt, which never goes back; not below the record's
+    attached      rank -> its attachment to this version (`luwu.attach`)
+    read_field    fills memory with a field of a chunk's page; called by several threads at once
+
+Of fields, `weight` and those of the optimizer's state come as float32, with padding, whatever is
+stored; `updates` as an int64 for each segment of the chunk. Frozen chunks have `weight` only.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +18,6 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, RemoteProtocolError, StateError
@@ -18,28 +29,6 @@ from switch_emu.node.pages import read_content
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, shares_of
-
-
-class StateSource(Protocol):
-    """One decided version of a job's state; it does not change while it is read."""
-
-    description: Description
-    """Layout, optimizer and names of the state fields."""
-    record: DecidedStep
-    """The record of the step that made this version."""
-    attempt: int
-    """The job's attempt, which never goes back; not below the record's."""
-
-    def attached(self) -> Mapping[int, bytes]:
-        """Rank -> its attachment to this version (`luwu.attach`)."""
-
-    def read_field(self, chunk: int, field: str, into: memoryview) -> None:
-        """Fill `into` with a field of a chunk's page; called by several threads at once.
-
-        `weight` and the state fields as float32, with padding, whatever is stored; `updates` is an
-        int64 for each segment of the chunk, how often it was updated. Frozen chunks have `weight`
-        only.
-        """
 
 
 class RestingState(Closing):
@@ -99,7 +88,7 @@ def description_of(configs: Mapping[int, StoreConfig], path: Path) -> Descriptio
 
 
 class RunningState(Closing):
-    """The newest decided step; training goes on, and this stays what it is. See `StateSource`."""
+    """The newest decided step; training goes on, and this stays what it is."""
 
     def __init__(self, reader: StateReader) -> None:
         """The reader is ours from now on. Raises: ConnectionFailed, DeadlineError, StateError."""
@@ -144,3 +133,6 @@ class RunningState(Closing):
     def close(self) -> None:
         """Let the node forget it."""
         self._reader.close()
+
+
+StateSource = RestingState | RunningState

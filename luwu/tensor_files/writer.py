@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import xxhash
 
-from luwu.base.closing import Closing
 from luwu.tensor_files.directory import INDEX_SUFFIX, SUFFIX
 from luwu.tensor_files.header import Tensor, encode_header
 
@@ -61,69 +60,38 @@ def plan_shards(tensors: Sequence[Tensor], stem: str, shard_bytes_max: int) -> t
     )
 
 
-class TensorWriter(Closing):
-    """Takes the bytes of planned tensors in order; each file is flushed when it is complete."""
+def write_tensors(
+    directory: Path, stem: str, shards: Sequence[Shard], data: Iterator[memoryview]
+) -> dict[str, str]:
+    """Write planned files, and the index of several, as Hugging Face does; xxh3-128 of each tensor.
 
-    def __init__(self, directory: Path, stem: str, shards: Sequence[Shard]) -> None:
-        self.digests: dict[str, str] = {}
-        """xxh3-128 of each tensor that is complete."""
-        self._directory, self._stem, self._shards = directory, stem, shards
-        self._shard_index = self._tensor_index = 0
-        self._missing_bytes = 0
-        self._digest = xxhash.xxh3_128()
-        self._file: Any = None
-        self._start_tensor()
-
-    def add(self, data: memoryview) -> None:
-        """The next bytes of the tensor whose turn it is."""
-        assert data.nbytes <= self._missing_bytes, "a slice belongs to one tensor"
-        self._digest.update(data)
-        self._file.write(data)
-        self._missing_bytes -= data.nbytes
-        if not self._missing_bytes:
-            self._note_digest()
-            self._start_tensor()
-
-    def finish(self) -> None:
-        """All tensors are there: write the index of several files, as Hugging Face does."""
-        assert self._shard_index == len(self._shards), "tensors are missing"
-        if len(self._shards) > 1:
-            places = [(tensor, shard.name) for shard in self._shards for tensor in shard.tensors]
-            document = {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in places)},
-                "weight_map": {tensor.name: name for tensor, name in places},
-            }
-            text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-            write_synced(self._directory / f"{self._stem}{INDEX_SUFFIX}", text.encode())
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _start_tensor(self) -> None:
-        """Open the next file where one is due; tensors without bytes are complete at once."""
-        while self._shard_index < len(self._shards):
-            shard = self._shards[self._shard_index]
-            if self._file is None:
-                self._file = _create(self._directory / shard.name, shard.nbytes)
-                self._file.write(shard.header)
-            if self._tensor_index < len(shard.tensors):
-                self._missing_bytes = shard.tensors[self._tensor_index].nbytes
-                self._digest.reset()
-                if self._missing_bytes:
-                    return
-                self._note_digest()
-            else:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-                self.close()
-                self._shard_index, self._tensor_index = self._shard_index + 1, 0
-
-    def _note_digest(self) -> None:
-        tensor = self._shards[self._shard_index].tensors[self._tensor_index]
-        self.digests[tensor.name] = self._digest.hexdigest()
-        self._tensor_index += 1
+    `data`: the bytes of all tensors, in order; each slice belongs to one.
+    """
+    digests: dict[str, str] = {}
+    for shard in shards:
+        with _create(directory / shard.name, shard.nbytes) as file:
+            file.write(shard.header)
+            for tensor in shard.tensors:
+                digest, missing = xxhash.xxh3_128(), tensor.nbytes
+                while missing > 0:
+                    part = next(data)
+                    digest.update(part)
+                    file.write(part)
+                    missing -= part.nbytes
+                assert not missing, "a slice belongs to one tensor"
+                digests[tensor.name] = digest.hexdigest()
+            file.flush()
+            os.fsync(file.fileno())
+    assert next(data, None) is None, "there are more tensors"
+    if len(shards) > 1:
+        places = [(tensor, shard.name) for shard in shards for tensor in shard.tensors]
+        document = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor, _ in places)},
+            "weight_map": {tensor.name: name for tensor, name in places},
+        }
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        write_synced(directory / f"{stem}{INDEX_SUFFIX}", text.encode())
+    return digests
 
 
 def write_synced(path: Path, data: bytes) -> None:

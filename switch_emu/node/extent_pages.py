@@ -12,7 +12,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,12 +40,16 @@ class PageGroup:
     """Bit of the first segment in a bitmap of the extent's."""
     segments: tuple[tuple[Segment, ...], ...]
     """Segments of each page, at their places in the group."""
-    segments_count: int
 
     @property
     def count(self) -> int:
         """Number of pages."""
         return len(self.chunks)
+
+    @property
+    def segments_count(self) -> int:
+        """Number of segments of all pages."""
+        return sum(map(len, self.segments))
 
     @property
     def elems(self) -> int:
@@ -66,58 +70,44 @@ class PageGroup:
         return None if target is None else (self.part(*target), target[1])
 
 
-def extent_pages(share: Share, extent: int) -> tuple[PageGroup, ...]:
-    """The pages of an extent, in order, each a group of its own."""
-    found: list[PageGroup] = []
-    layout = share.layout
-    start = first_segment = 0
-    for index in layout.extents[extent].chunks:
-        segments = tuple(layout.segments(index))
-        found.append(
-            PageGroup(
-                chunks=(index,),
-                number=share.page(index),
-                start=start,
-                page_elems=layout.chunks[index].elems,
-                first_segment=first_segment,
-                segments=(segments,),
-                segments_count=len(segments),
-            )
-        )
-        start, first_segment = start + found[-1].elems, first_segment + len(segments)
-    return tuple(found)
-
-
-def grouped(
-    pages: Iterable[PageGroup], alike: Callable[[PageGroup], object], pages_max: int
+def extent_pages(
+    share: Share, extent: int, alike: Callable[[int], object] = int, pages_max: int = 1
 ) -> tuple[PageGroup, ...]:
-    """Neighbours as groups of up to `pages_max`; `alike`: equal for pages that may be together."""
-    found: list[PageGroup] = []
-    for page in pages:
-        last = found[-1] if found else None
+    """The pages of an extent, in order, in groups of up to `pages_max` neighbours.
+
+    `alike`: of a chunk; equal for those whose pages may be together.
+    """
+    layout = share.layout
+    groups: list[list[int]] = []
+    for index in layout.extents[extent].chunks:
+        last = groups[-1] if groups else []
         if (
-            last is not None
-            and last.count < pages_max
-            and page.page_elems == last.page_elems
-            and page.number == last.number + last.count
-            and alike(page) == alike(last)
+            0 < len(last) < pages_max
+            and layout.chunks[index].elems == layout.chunks[last[0]].elems
+            and share.page(index) == share.page(last[0]) + len(last)
+            and alike(index) == alike(last[0])
         ):
-            found[-1] = _joined(last, page)
+            last.append(index)
         else:
-            found.append(page)
+            groups.append([index])
+    found: list[PageGroup] = []
+    start = first_segment = 0
+    for chunks in groups:
+        elems = layout.chunks[chunks[0]].elems
+        segments = tuple(
+            tuple(
+                replace(each, chunk_start=each.chunk_start + place * elems)
+                for each in layout.segments(index)
+            )
+            for place, index in enumerate(chunks)
+        )
+        group = PageGroup(
+            chunks=tuple(chunks), number=share.page(chunks[0]), start=start, page_elems=elems,
+            first_segment=first_segment, segments=segments,
+        )  # fmt: skip
+        found.append(group)
+        start, first_segment = start + group.elems, first_segment + group.segments_count
     return tuple(found)
-
-
-def _joined(group: PageGroup, page: PageGroup) -> PageGroup:
-    """A group, and the page behind it."""
-    (segments,), elems = page.segments, group.elems
-    moved = tuple(replace(each, chunk_start=each.chunk_start + elems) for each in segments)
-    return replace(
-        group,
-        chunks=group.chunks + page.chunks,
-        segments=(*group.segments, moved),
-        segments_count=group.segments_count + page.segments_count,
-    )
 
 
 def update_runs(

@@ -49,7 +49,7 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, grouped, update_runs
+from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, read_values, store_values
@@ -325,16 +325,15 @@ class Pipeline:
     def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
         if found is None:
-            pages = extent_pages(self._share, extent)
-            groups = grouped(pages, self._alike, self._pages_together)
+            groups = extent_pages(self._share, extent, self._alike, self._pages_together)
             found = self._pages[extent] = tuple(map(self._pages_in, groups))
         return found
 
-    def _alike(self, page: PageGroup) -> object:
-        """Equal for pages that may be worked on together."""
-        if self._layout.chunks[page.chunks[0]].form.whole:
-            return page
-        return self._store.config.kind(page.number).record_bytes
+    def _alike(self, chunk: int) -> object:
+        """Equal for chunks whose pages may be worked on together."""
+        if self._layout.chunks[chunk].form.whole:
+            return "whole", chunk
+        return self._store.config.kind(self._share.page(chunk)).record_bytes
 
     def _pages_in(self, group: PageGroup) -> _Pages:
         kinds = [self._store.config.kind(group.number + index) for index in range(group.count)]

@@ -72,7 +72,7 @@ class PinnedVersions:
             description=self._store.config.description,
             hyper=step.hyper,
             applied=step.applied,
-            grad_norm=step.grad_norm,
+            grad_norm=step.norms[0] if step.norms else None,
             attempt=step.attempt,
             extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
             attached=attached.sizes,

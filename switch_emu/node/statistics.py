@@ -47,13 +47,8 @@ class Statistics:
         self._layout = layout
         self._lock = Lock()
         self._under_way: Measured | None = None
-        self._latest: Measured | None = None
-
-    @property
-    def latest(self) -> Measured | None:
+        self.latest: Measured | None = None
         """Statistics of the last decided step that was measured; None: none since the start."""
-        with self._lock:
-            return self._latest
 
     @staticmethod
     def pieces(group: PageGroup) -> Pieces:
@@ -68,7 +63,7 @@ class Statistics:
         for chunk, segments in zip(group.chunks, group.segments, strict=True):
             found = []
             for segment in segments:
-                part = slice(first, first + _pieces_count(segment))
+                part = slice(first, first + len([*_borders(segment)]))
                 first = part.stop
                 found.append(
                     SegmentSquares(summed(grad[part]), summed(weights[part]), summed(change[part]))
@@ -86,14 +81,12 @@ class Statistics:
         with self._lock:
             held, self._under_way = self._under_way, None
             if held is not None and (held.step, held.attempt) == (step, attempt):
-                self._latest = held
+                self.latest = held
 
     def of_chunk(self, measured: Measured, chunk: int) -> bytes:
         """Encoded statistics of a chunk: zeros if the step did not touch it."""
-        found = measured.chunks.get(chunk)
-        if found is None:
-            found = bytes(stats_bytes(sum(1 for _ in self._layout.segments(chunk))))
-        return found
+        untouched = bytes(stats_bytes(self._layout.segments_count(chunk)))
+        return measured.chunks.get(chunk, untouched)
 
 
 def _borders(segment: Segment) -> Iterator[tuple[int, int]]:
@@ -103,11 +96,6 @@ def _borders(segment: Segment) -> Iterator[tuple[int, int]]:
         stop = min(end, (start // NORM_BLOCK_ELEMS + 1) * NORM_BLOCK_ELEMS)
         yield start, stop
         start = stop
-
-
-def _pieces_count(segment: Segment) -> int:
-    first, last = segment.chunk_start, segment.chunk_start + segment.elems - 1
-    return last // NORM_BLOCK_ELEMS - first // NORM_BLOCK_ELEMS + 1
 
 
 _REDUCE: dict[float, Callable[..., Any]] = {1.0: np.add.reduceat, np.inf: np.maximum.reduceat}

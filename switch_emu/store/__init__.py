@@ -18,7 +18,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     striped.py      the pages of several nodes, read as one state
     views.py        checked byte views of memory
     verify.py       checks whether a state is whole; going back one version
-    records.py      records of steps, counters, errors
+    records.py      records of steps, errors
 """
 
 from switch_emu.store.around import TieredPageStore
@@ -33,7 +33,6 @@ from switch_emu.store.records import (
     DecidedStep,
     Durability,
     StaleAttempt,
-    StoreStats,
     VersionMissing,
 )
 from switch_emu.store.versions import Pin
@@ -50,7 +49,6 @@ __all__ = [
     "Pin",
     "StaleAttempt",
     "StoreConfig",
-    "StoreStats",
     "TieredPageStore",
     "VersionMissing",
     "aligned_buffer",

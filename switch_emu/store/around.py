@@ -31,10 +31,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import groupby
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
-from luwu.base.errors import ConfigError
 from switch_emu.store.config import StoreConfig
+from switch_emu.store.direct_io import IoCounter
 from switch_emu.store.interface import PageStore
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import Pin
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, write_view
 
@@ -43,8 +43,6 @@ class DiskPace:
     """The schedule of an emulated disk. Thread-safe."""
 
     def __init__(self, rate_bytes_per_s: float) -> None:
-        if not rate_bytes_per_s > 0:
-            raise ConfigError(f"disk_rate must be above 0, got {rate_bytes_per_s!r}")
         self._ns_per_byte = 1e9 / rate_bytes_per_s
         self._lock = threading.Lock()
         self._free_ns = 0.0
@@ -84,8 +82,6 @@ class TieredPageStore(PageStore):
         self, store: PageStore, resident_bytes: int, *, disk_bytes_per_s: float | None = None
     ) -> None:
         """`disk_bytes_per_s`: rate of an emulated disk; None: that of `store`."""
-        if resident_bytes < 0:
-            raise ConfigError(f"resident_bytes must be at least 0, got {resident_bytes}")
         self._store, self._steps = store, store._steps
         self.config, self.generation, self.notes = store.config, store.generation, store.notes
         self._pace = None if disk_bytes_per_s is None else DiskPace(disk_bytes_per_s)
@@ -97,7 +93,7 @@ class TieredPageStore(PageStore):
         """Pages whose copy is of the version being made -> the attempt that wrote it."""
 
     @property
-    def stats(self) -> StoreStats:
+    def stats(self) -> IoCounter:
         return self._store.stats
 
     @property

@@ -53,7 +53,6 @@ class _File:
     """A file of pieces in order of arrival."""
 
     def __init__(self, directory: Path | None, name: str) -> None:
-        self.name = name
         self._lock = threading.Lock()
         self._size = 0
         self.pieces: dict[int, list[_Piece]] = defaultdict(list)
@@ -138,29 +137,26 @@ class AttachmentFiles(Closing):
         """`decided`: the newest step, whose file stays; `read_only`: all files stay."""
         self._directory, self._synced = directory, synced
         self._lock = threading.Lock()
-        self._files: dict[tuple[int, int], _File] = {}
-        """Files by version and attempt."""
+        self._files: dict[str, _File | None] = {}
+        """Files that are to be deleted one day, by name; None: it is closed."""
         self._replaced: dict[str, bytes] = {}
         """What ranks replaced, in place of files where these have no names."""
-        self._found: list[str] = []
-        """Names of files that are closed and not deleted yet."""
         if directory is not None and not read_only:
-            self._found = [path.name for path in directory.glob(f"{_PREFIX}*")]
+            self._files = {path.name: None for path in directory.glob(f"{_PREFIX}*")}
             version, attached = -1 if decided is None else decided.version, _name_in(decided)
-            for found in list(self._found):  # what can neither be opened nor rolled back to
+            for found in list(self._files):  # what can neither be opened nor rolled back to
                 if _version_in(found) > version or _is_over(found, version, attached):
-                    self._found.remove(found)
                     self._delete(found)
 
     def put(self, version: int, attempt: int, rank: int, piece: int, data: memoryview) -> None:
         """Write a piece. Raises StoreFullError, StateError."""
-        name = f"{_PREFIX}{version}-{attempt}.dat"
+        name = _name_of(version, attempt)
         what = f"{self._place(name)}: what rank {rank} attached to the step cannot be written"
         with refusing(what, _LOST):
             with self._lock:
-                file = self._files.get((version, attempt))
+                file = self._files.get(name)
                 if file is None:
-                    file = self._files[version, attempt] = _File(self._directory, name)
+                    file = self._files[name] = _File(self._directory, name)
             file.put(rank, piece, data)
 
     def seal(self, version: int, attempt: int) -> str:
@@ -168,15 +164,17 @@ class AttachmentFiles(Closing):
 
         Raises StoreFullError, StateError.
         """
-        file = self._files[version, attempt]
+        name = _name_of(version, attempt)
+        file = self._files[name]
+        assert file is not None, "nothing was put"
         if self._synced:
-            place = self._place(file.name)
+            place = self._place(name)
             with refusing(f"{place}: what workers attached to the step cannot be flushed", _LOST):
                 os.fdatasync(file.fd)
                 if self._directory is not None:
                     flush_directory(self._directory)
         pieces = {str(rank): sorted(each) for rank, each in sorted(file.pieces.items())}
-        return json.dumps({"file": file.name, "pieces": pieces}, separators=(",", ":"))
+        return json.dumps({"file": name, "pieces": pieces}, separators=(",", ":"))
 
     def replace(self, step: DecidedStep | None, version: int, rank: int, data: memoryview) -> None:
         """Make it durable that a rank has replaced a part of its attachment to a version, which is
@@ -187,7 +185,7 @@ class AttachmentFiles(Closing):
         name = _replacing(name, rank)
         content = xxhash.xxh3_128_hexdigest(data).encode() + data
         with self._lock:
-            self._found += [name] if name not in self._found else []
+            self._files.setdefault(name, None)
         if self._directory is None:
             self._replaced[name] = content
             return
@@ -208,13 +206,7 @@ class AttachmentFiles(Closing):
         """Delete files that are not needed once a version is decided."""
         name = _name_in(step)
         with self._lock:
-            for key, file in list(self._files.items()):
-                if _is_over(file.name, version, name):
-                    del self._files[key]
-                    os.close(file.fd)
-                    self._found.append(file.name)
-            for gone in [each for each in self._found if _is_over(each, version, name)]:
-                self._found.remove(gone)
+            for gone in [each for each in self._files if _is_over(each, version, name)]:
                 self._delete(gone)
 
     def open(self, step: DecidedStep) -> VersionAttachments:
@@ -235,7 +227,7 @@ class AttachmentFiles(Closing):
                 for rank, each in found["pieces"].items()
             }
         with self._lock:
-            file = next((f for f in self._files.values() if f.name == name), None)
+            file = self._files.get(name)
             fd = os.dup(file.fd) if file is not None else self._open(name)
         ends = [piece.start + piece.size for each in pieces.values() for piece in each]
         if max(ends, default=0) > os.fstat(fd).st_size:
@@ -253,7 +245,7 @@ class AttachmentFiles(Closing):
     def close(self) -> None:
         """Close the files; that of the decided version stays."""
         with self._lock:
-            for file in self._files.values():
+            for file in filter(None, self._files.values()):
                 os.close(file.fd)
             self._files.clear()
 
@@ -283,9 +275,17 @@ class AttachmentFiles(Closing):
 
     def _delete(self, name: str) -> None:
         self._replaced.pop(name, None)
+        file = self._files.pop(name)
+        if file is not None:
+            os.close(file.fd)
         if self._directory is not None:
             with refusing(f"{self._place(name)} cannot be deleted"):
                 (self._directory / name).unlink(missing_ok=True)
+
+
+def _name_of(version: int, attempt: int) -> str:
+    """The file of what is attached to a version, made under an attempt."""
+    return f"{_PREFIX}{version}-{attempt}{_SUFFIX}"
 
 
 def _name_in(step: DecidedStep | None) -> str | None:

@@ -89,20 +89,19 @@ class Claim(Closing):
     def release(self) -> None:
         """Empty the directory, for the store that replaces it. Raises OSError."""
         if self._fd is not None:
-            self._file.unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = None
+            try:
+                self._file.unlink(missing_ok=True)
+            finally:
+                os.close(self._fd)
+                self._fd = None
 
     def close(self) -> None:
         """Release the claim; delete the directory if `take` made it."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):  # a file that is left behind is not locked
-                self._file.unlink()
-            os.close(self._fd)
-            self._fd = None
-            if self._has_made:
-                with contextlib.suppress(OSError):  # no longer empty
-                    self._state.rmdir()
+        is_held = self._fd is not None
+        with contextlib.suppress(OSError):  # a file that is left behind is not locked
+            self.release()
+            if is_held and self._has_made:
+                self._state.rmdir()  # raises if it is no longer empty
 
 
 CONFIG_NAME = "CONFIG"
@@ -257,12 +256,13 @@ def _is_alive(pid: int) -> bool:
 
 def _write_files(building: Path, config: StoreConfig) -> None:
     geometry = Geometry(config)
-    _write_file(building / CONFIG_NAME, encode_config(config))
+    encoded = encode_config(config)
+    _new_file(building / CONFIG_NAME, len(encoded), encoded)
     failpoint("store.create.after_config")
     for name in SIDE_NAMES:
-        _allocate(building / name, geometry.side_bytes)
-    _allocate(building / META_NAME, meta_bytes(geometry.table))
-    _allocate(building / LOCK_NAME, RING_BYTES)
+        _new_file(building / name, geometry.side_bytes)
+    _new_file(building / META_NAME, meta_bytes(geometry.table))
+    _new_file(building / LOCK_NAME, RING_BYTES)
     failpoint("store.create.after_allocate")
     for name, values in (
         (META_NAME, {"decided": None, "prepared": None}),
@@ -273,16 +273,12 @@ def _write_files(building: Path, config: StoreConfig) -> None:
             file.flush()
 
 
-def _write_file(path: Path, data: bytes) -> None:
-    with open(path, "xb", opener=_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _allocate(path: Path, size: int) -> None:
+def _new_file(path: Path, size: int, data: bytes = b"") -> None:
+    """A file that has its size, and begins with `data`, on the disk too."""
     with open(path, "xb", opener=_private) as file:
         os.posix_fallocate(file.fileno(), 0, size)
+        file.write(data)
+        file.flush()
         os.fsync(file.fileno())
 
 

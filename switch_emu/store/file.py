@@ -20,15 +20,7 @@ nothing; here it equals `process`. There is no `checkpoint`: without a flush per
 both be torn, and a third would be needed.
 
 A write or a flush that fails stops the store. A flush is never repeated: the second may succeed
-although the first has lost the data.
-
-Failpoints: store.before_page_write, store.after_page_write, store.before_data_flush,
-store.after_data_flush, store.before_manifest, store.between_manifests, store.after_manifest,
-store.after_prepared, store.before_meta_flush, store.after_meta_flush, store.before_decide,
-store.after_decided, store.before_abort, store.after_abort, store.before_filling,
-store.before_counters, store.after_counters, store.open.after_lock, store.open.before_flush,
-store.open.after_flush; and of `directory.py`: store.create.before_files, store.create.after_config,
-store.create.after_allocate, store.create.before_rename, store.create.after_rename.
+although the first has lost the data. Failpoints: `luwu/base/failpoints.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +67,7 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
-from switch_emu.store.records import Buffer, DecidedStep, Durability, StoreStats
+from switch_emu.store.records import Buffer, DecidedStep, Durability
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
 from switch_emu.store.views import RecordRows, check_rows, one_record, read_view, write_view
@@ -247,12 +239,8 @@ class FilePageStore(PageStore):
         return None if self._older_ref is None else self._older_ref.version
 
     @property
-    def stats(self) -> StoreStats:
-        data = self._data_io
-        return StoreStats(
-            bytes_read=data.bytes_read, bytes_written=data.bytes_written, flushes=data.flushes,
-            meta_flushes=self._meta_io.flushes,
-        )  # fmt: skip
+    def stats(self) -> IoCounter:
+        return self._data_io
 
     @property
     def disk_bytes(self) -> int:

@@ -46,7 +46,8 @@ from abc import abstractmethod
 
 from luwu.base.closing import Closing
 from switch_emu.store.config import StoreConfig
-from switch_emu.store.records import Buffer, DecidedStep, StoreStats
+from switch_emu.store.direct_io import IoCounter
+from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import Pin, StepState
 from switch_emu.store.views import RecordRows, one_record, read_view, write_view
 
@@ -91,9 +92,9 @@ class PageStore(Closing):
         return self._steps.is_in_place
 
     @property
-    def stats(self) -> StoreStats:
-        """Traffic with the disk since the opening."""
-        return StoreStats()
+    def stats(self) -> IoCounter:
+        """Traffic of pages with the disk since the opening."""
+        return IoCounter()
 
     @property
     def disk_bytes(self) -> int:

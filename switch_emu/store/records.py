@@ -1,4 +1,4 @@
-"""Values of page stores: records of steps, counters, errors."""
+"""Values of page stores: records of steps, errors."""
 
 from __future__ import annotations
 
@@ -65,21 +65,3 @@ class DecidedStep:
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Norm of the mean gradient; None if it was not measured."""
-        return self.norms[0] if self.norms else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreStats:
-    """Traffic between a store and its disk since the opening."""
-
-    bytes_read: int = 0
-    """Page data, in whole blocks where the disk requires them."""
-    bytes_written: int = 0
-    flushes: int = 0
-    """Flushes of page data."""
-    meta_flushes: int = 0
-    """Of manifests, superblocks and counters."""

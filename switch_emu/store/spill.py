@@ -17,6 +17,7 @@ import queue
 import tempfile
 import threading
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from luwu.base.closing import Closing
@@ -34,7 +35,6 @@ class SpillFile(Closing):
         self, directory: Path | None, *, place_bytes: int, places_count: int, buffers_count: int = 2
     ) -> None:
         """`buffers_count`: buffers of one place; with two, one is filled while one is written."""
-        self._buffers_count = max(1, buffers_count)
         self._place_bytes = _whole(place_bytes)
         self._grow_count = max(1, places_count)
         self._free: deque[int] = deque()
@@ -43,8 +43,9 @@ class SpillFile(Closing):
         self._unwritten: dict[int, memoryview] = {}
         """Place -> buffer that is not in the file yet."""
         self._spare: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
-        self._full: queue.SimpleQueue[tuple[int, memoryview, int] | None] = queue.SimpleQueue()
-        self._writer: threading.Thread | None = None
+        for _ in range(max(1, buffers_count)):
+            self._spare.put(aligned_buffer(self._place_bytes))
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="luwu-spill")
         self._error: OSError | None = None
         self.bytes_written = 0
         self.bytes_read = 0
@@ -68,8 +69,6 @@ class SpillFile(Closing):
         """Store the bytes; return the number of their place. Raises StoreFullError, StateError."""
         assert data.nbytes <= self._place_bytes, (data.nbytes, self._place_bytes)
         self._check()
-        if self._writer is None:
-            self._start_writer()
         with self._lock:
             if not self._free:
                 self._grow()
@@ -79,7 +78,7 @@ class SpillFile(Closing):
         with self._lock:
             self._unwritten[place] = buffer
             self.bytes_written += data.nbytes
-        self._full.put((place, buffer, _whole(data.nbytes)))
+        self._writer.submit(self._write_behind, place, buffer, _whole(data.nbytes))
         return place
 
     def get(self, place: int, start: int, nbytes: int) -> memoryview:
@@ -108,32 +107,21 @@ class SpillFile(Closing):
 
     def close(self) -> None:
         """Release the disk space."""
-        if self._writer is not None:
-            self._full.put(None)
-            self._writer.join()
-            self._writer = None
+        self._writer.shutdown()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _start_writer(self) -> None:
-        for _ in range(self._buffers_count):
-            self._spare.put(aligned_buffer(self._place_bytes))
-        self._writer = threading.Thread(target=self._write_behind, name="luwu-spill", daemon=True)
-        self._writer.start()
-
-    def _write_behind(self) -> None:
-        while (item := self._full.get()) is not None:
-            place, buffer, nbytes = item
-            try:
-                if self._error is None:
-                    self._write(place * self._place_bytes, buffer[:nbytes])
-            except OSError as exc:
-                self._error = exc
-            with self._lock:
-                if self._unwritten.get(place) is buffer:  # else the place was reused meanwhile
-                    del self._unwritten[place]
-            self._spare.put(buffer)
+    def _write_behind(self, place: int, buffer: memoryview, nbytes: int) -> None:
+        try:
+            if self._error is None:
+                self._write(place * self._place_bytes, buffer[:nbytes])
+        except OSError as exc:
+            self._error = exc
+        with self._lock:
+            if self._unwritten.get(place) is buffer:  # else the place was reused meanwhile
+                del self._unwritten[place]
+        self._spare.put(buffer)
 
     def _write(self, offset: int, data: memoryview) -> None:
         written = 0

@@ -186,13 +186,9 @@ class Pin(Closing):
         self._saved: dict[int, int] = {}
         """Page -> offset of its record in the file."""
         self._file: BlockFile | None = None
-        self._file_bytes = 0
+        self.saved_bytes = 0
+        """Bytes of the file: of the pages that were copied."""
         self._lost = ""
-
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes of the pages that were copied."""
-        return self._file_bytes
 
     def read_field(self, page: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of this version. Raises VersionMissing, PageCorruptError."""
@@ -241,14 +237,14 @@ class Pin(Closing):
         if self._file is None:
             self._file = self._make_file()
         size = self._config.kind(page).record_bytes
-        place, entry = self._file_bytes, self._table.entry(page)
+        place, entry = self.saved_bytes, self._table.entry(page)
         piece = aligned_buffer(min(_PIECE_BYTES, -(-size // BLOCK_BYTES) * BLOCK_BYTES))
         for start in range(0, size, len(piece)):
             part = piece[: min(len(piece), size - start)]
             self._read_range(page, entry, start, part)
             self._file.write(place + start, part)
         self._saved[page] = place
-        self._file_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        self.saved_bytes += -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
     def _make_file(self) -> BlockFile:
         fd, name = tempfile.mkstemp(prefix="pin-", dir=self._directory)
@@ -308,9 +304,7 @@ class StepState:
         with self._lock:  # a reader must not see half of a `prepare`, `decide` or `abort`
             table = self._table_of(version)
             if table is not None:
-                self._check_filled(first, count)
-                if table is self._table:
-                    self._check_not_overwritten(first, count)
+                self._check_readable(first, count, is_decided=table is self._table)
                 return table.entries(first, count)
             if version == self.next_version:
                 pages = range(first, first + count)
@@ -352,7 +346,8 @@ class StepState:
         with self._lock:  # else a page could be overwritten before it is pinned
             if self.decided is None:
                 raise VersionMissing("there is no decided version yet: load the initial weights")
-            self._check_not_overwritten(0, len(self._table))
+            if self._overwritten:
+                raise VersionMissing("the decided version is overwritten by the one being made")
             pin = Pin(
                 config, self.decided, self._table, directory=directory, read_range=read_range,
                 verify=verify, closed=self._unpin,
@@ -402,17 +397,15 @@ class StepState:
         """True if no page is missing."""
         return not self._missing
 
-    def _check_filled(self, first: int, count: int) -> None:
-        for page in range(first, first + count) if self._missing else ():
+    def _check_readable(self, first: int, count: int, *, is_decided: bool) -> None:
+        """Raises VersionMissing unless the pages are there, and of the decided version still."""
+        for page in range(first, first + count) if self._missing or self._overwritten else ():
             if page in self._missing:
                 raise VersionMissing(
                     f"page {page} cannot be read: it is still to be filled from another node; wait "
                     "until the store has all its pages"
                 )
-
-    def _check_not_overwritten(self, first: int, count: int) -> None:
-        for page in range(first, first + count) if self._overwritten else ():
-            if page in self._overwritten:
+            if is_decided and page in self._overwritten:
                 raise VersionMissing(f"page {page} is overwritten by the version being made")
 
     def begin_filling(self, version: int, table: PageTable) -> None:

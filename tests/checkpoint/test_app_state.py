@@ -215,21 +215,3 @@ def test_ranks_that_have_nothing_load_nothing(tmp_path: Path) -> None:
         assert all(not value.any() for value in found.values())
 
     in_cluster(tmp_path, work, world_size=2)
-
-
-@pytest.mark.feature("torch.distributed.checkpoint")
-def test_too_late_is_said(tmp_path: Path) -> None:
-    """Goal: after the first forward, and of another optimizer, loading is rejected in words."""
-    directory = tmp_path / "checkpoint"
-
-    def work(_: int) -> None:
-        model, optimizer = sharded_job("AdamW")
-        train(model, optimizer, 0, 1)
-        app = luwu.AppState(model, optimizer)
-        save(app, directory)
-        with pytest.raises(luwu.StepOrderError, match="after the first forward"):
-            app.load_state_dict(app.state_dict())
-        with pytest.raises(luwu.ConfigError, match=r"luwu\.optim optimizer that was made for this"):
-            luwu.AppState(model, torch.optim.SGD(seeded(Stack).parameters()))  # type: ignore[arg-type]
-
-    in_cluster(tmp_path, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,24 +18,20 @@ from luwu.layout import Share
 from luwu.protocol.epoch import UNKNOWN_EPOCHS
 from luwu.wire.description import Description
 from switch_emu.store import FilePageStore
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, read_attachments
 from switch_emu.store.striped import StripedPages, node_directory
 from tests.evidence import states
 from tests.node.test_nodes import make_state, write_version
+from tests.suites.store_suite import contents
 
 
 def content(state: Path, number: int, count: int) -> tuple[int | None, list[bytes]]:
     """The decided version of a node, and the records of all its pages."""
     with FilePageStore.open(node_directory(state, number, count), read_only=True) as store:
         decided = store.decided
-        if decided is None:
-            return None, []
-        found = []
-        for page in range(store.config.page_count):
-            record = bytearray(store.config.kind(page).record_bytes)
-            store.read(page, decided.version, memoryview(record))
-            found.append(bytes(record))
-    return decided.version, found
+        return (
+            (None, []) if decided is None else (decided.version, contents(store, decided.version))
+        )
 
 
 def step_ahead(
@@ -225,15 +220,9 @@ def test_what_workers_attached_is_made_again(tmp_path: Path) -> None:
     shutil.rmtree(node_directory(tmp_path, 0, 2))
     assert refill(tmp_path, without=(0,)).version == 2
     first = node_directory(tmp_path, 0, 2)
-    with ExitStack() as stack:
-        store = stack.enter_context(FilePageStore.open(first, read_only=True))
-        decided = store.decided
-        assert decided is not None
-        files = stack.enter_context(
-            AttachmentFiles(first, synced=False, decided=decided, read_only=True)
-        )
-        opened = stack.enter_context(files.open(decided))
-        assert bytes(opened.read(0, 0)) == b"of rank 0"
+    with FilePageStore.open(first, read_only=True) as store:
+        assert store.decided is not None
+        assert read_attachments(first, store.decided) == {0: b"of rank 0"}
 
 
 def test_a_state_from_before_there_were_epochs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, read_attachments
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import copy_offset
@@ -180,8 +180,7 @@ def test_one_step_back(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FilePageStore.open(state) as store:
         assert contents(store, 2) == [record(store, page, 2) for page in range(7)]
         assert store.decided is not None
-        with AttachmentFiles(state, synced=False, decided=store.decided) as files:
-            assert files.open(store.decided).read(0, 0) == b"a scheduler at 2"
+        assert read_attachments(state, store.decided) == {0: b"a scheduler at 2"}
         store.record_attempt(1)
     code, said = verify(capsys, state, "--roll-back")
     assert code == 5

@@ -6,6 +6,7 @@ The fixtures here are those of several modules, which take them by name:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import shutil
 from collections.abc import Mapping
@@ -32,8 +33,6 @@ MOMENTUM = ("sgd", ("momentum",))
 PLAIN = ("sgd", ())
 NONE = ("none", ())
 AVERAGED = [("adamw", ("m", "v", AVERAGE)), ("lion", ("m", AVERAGE)), ("sgd", (AVERAGE,))]
-MADE: dict[tuple[str, tuple[str, tuple[str, ...]]], UpdateKernel] = {}
-"""Kernels are made once: they keep nothing between calls."""
 
 
 def adamw(**given: Number) -> dict[str, Number]:
@@ -121,14 +120,14 @@ def need_compiled(cache: Path) -> None:
     pytest.skip(f"no compiled kernel here: {made.reason}")
 
 
+@functools.cache
 def kernel_of(version: str, optimizer: tuple[str, tuple[str, ...]], cache: Path) -> UpdateKernel:
-    if (version, optimizer) not in MADE:
-        kernel: UpdateKernel = portable_kernel(*optimizer)
-        if version == "compiled":
-            kernel = make_kernel(*optimizer, cache=cache).kernel
-        assert kernel.version == version
-        MADE[version, optimizer] = kernel
-    return MADE[version, optimizer]
+    """Kernels are made once: they keep nothing between calls."""
+    kernel: UpdateKernel = portable_kernel(*optimizer)
+    if version == "compiled":
+        kernel = make_kernel(*optimizer, cache=cache).kernel
+    assert kernel.version == version
+    return kernel
 
 
 def random_values(rng: np.random.Generator, elems: int, special: bool = False) -> np.ndarray:

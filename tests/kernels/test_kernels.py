@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import torch
 from luwu.base.errors import ConfigError
 from luwu.layout import padded
 from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, kernel_name
-from switch_emu.node.kernels.make import make_kernel
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import (
@@ -78,28 +75,6 @@ def test_update_equals_torch(
         np.testing.assert_array_equal(wire, cast.view(torch.uint8).numpy(), err_msg=note)
 
 
-@every_seed
-def test_versions_give_one_result(seed: int, cache: Path) -> None:
-    """I3. Goal: state may move between the versions: they have one name and the same bits.
-    Method: five updates in turn, on the same page, compared after each."""
-    made = make_kernel(*ADAMW, cache=cache)
-    if made.kernel.version != "compiled":
-        pytest.skip(made.reason)
-    portable = kernel_of("portable", ADAMW, cache)
-    assert portable.name == made.kernel.name
-    rng = np.random.default_rng(seed)
-    job = Job.draw(rng, ADAMW, 5 * 4096 + 64)
-    for step in range(5):
-        job.runs = [replace(run, updates_count=step) for run in job.runs]
-        found, squares, wire = job.by_kernel(made.kernel, in_place=bool(step % 2))
-        expected, squares_expected, wire_expected = job.by_kernel(portable, in_place=True)
-        assert squares == squares_expected, f"{seed=}"
-        np.testing.assert_array_equal(wire, wire_expected, err_msg=f"{seed=}")
-        for one, other in zip(found, expected, strict=True):
-            same_bits(one, other, f"{seed=} {step=}")
-        job.weights, job.state = found[0].copy(), tuple(array.copy() for array in found[1:])
-
-
 def test_every_square_root_is_divided_as_torch_does(version: str, cache: Path) -> None:
     """I4. Goal: the quotient made without the divider is correctly rounded.
     Method: v over all mantissas of two binades at random, for many corrections; AdamW with a
@@ -139,19 +114,6 @@ def test_fold_adds_the_sum_to_what_was_there(seed: int, version: str, cache: Pat
             assert list(squares) == squares_in_order(expected), f"{seed=} {elems=}"
         kernel.fold(job.contributions, before, before)
         same_bits(before, expected, f"{seed=} {elems=}")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, 4095, 4096 * 17 + 5, 4096 * 18 + 63])
-def test_squares_find_what_is_not_finite(bad: float, at: int, version: str, cache: Path) -> None:
-    """Goal: one bad element makes its block not finite, and no other; the largest is fine."""
-    kernel = kernel_of(version, PLAIN, cache)
-    values = np.full(4096 * 18 + 64, np.finfo(np.float32).max, np.float32)
-    out = np.empty_like(values)
-    assert np.isfinite(kernel.fold([(payload(values, "float32"), "float32")], None, out)).all()
-    values[at] = bad
-    squares = kernel.fold([(payload(values, "float32"), "float32")], None, out)
-    assert [i for i, s in enumerate(squares) if not math.isfinite(s)] == [at // 4096]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

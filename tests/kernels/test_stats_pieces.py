@@ -24,7 +24,7 @@ from luwu.wire.statistics import (
     summed,
 )
 from switch_emu.node.core.actions import Update
-from switch_emu.node.extent_pages import extent_pages, grouped
+from switch_emu.node.extent_pages import extent_pages
 from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics
@@ -134,9 +134,7 @@ def test_pieces_are_segments_cut_by_blocks(chunk_bytes: int) -> None:
     groups = [
         group
         for extent in layout.extents
-        for group in grouped(
-            extent_pages(Share(layout), extent.index), lambda page: sizes[page.number], 3
-        )
+        for group in extent_pages(Share(layout), extent.index, sizes.__getitem__, 3)
     ]
     assert max(group.count for group in groups) > 1
     for group in groups:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConfigError, StateError
+from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.join.connection import parse_url
-from luwu.launch.nodes import check_nodes, is_node, node_result, node_role, total_of_nodes
+from luwu.launch.nodes import check_nodes
 from luwu.launch.serving import decide_sizes
 from luwu.layout import Share
 from luwu.wire.description import Description
@@ -82,16 +82,6 @@ def test_striped_pages_have_the_digest_of_one_store(
         assert weights_digest(pages, job.layout) == expected
 
 
-def test_directories_of_different_states_are_not_one(tmp_path: Path) -> None:
-    """I2. Goal: a directory that was left behind, or put back alone, is found by its version."""
-    job = make_state(tmp_path, 2)
-    with FilePageStore.open(tmp_path / "node-0", durability="none") as store:
-        write_version(store, job, 0, 2)
-        store.decide(2, store.attempt)
-    with pytest.raises(StateError, match="version 2 is decided, node 1 has 1"):
-        StripedPages(tmp_path, 2)
-
-
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     """I6. Goal: a state of which a node's directory is gone is refused by the node's number."""
     make_state(tmp_path, 3)
@@ -142,16 +132,6 @@ def test_the_budget_is_divided(tmp_path: Path) -> None:
     make_state(tmp_path, 2)
     found = decide_sizes(RunConfig(memory_budget=64 * MIB, optimizer_nodes=2), tmp_path)
     assert found.chunk_bytes == JOB.layout.chunk_bytes
-
-
-def test_names() -> None:
-    """Goal: processes and files are told apart, and one node has the names it always had."""
-    assert [node_role(n) for n in range(3)] == ["node", "node-1", "node-2"]
-    assert [is_node(role) for role in ("node", "node-12", "switch")] == [True, True, False]
-    assert node_result(0, 1) == "node.json"
-    assert node_result(0, 2) == "node-0.json"
-    assert total_of_nodes({"node": 1, "node-1": 2, "worker-0": 4}) == 3
-    assert total_of_nodes({"worker-0": 4}) is None
 
 
 URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"

@@ -40,13 +40,6 @@ def test_the_last_holder_releases_the_buffer() -> None:
     assert released.count == 1
 
 
-def test_a_payload_made_here_needs_no_release() -> None:
-    """Goal: the same rules without a transport."""
-    payload = Payload(memoryview(b"sum"))
-    payload.share().drop()
-    payload.drop()
-
-
 def test_misuse_is_our_own_mistake() -> None:
     """Goal: a payload dropped, shared or read after its end is found at that place."""
     payload = Payload(memoryview(b"x"))

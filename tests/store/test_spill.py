@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,53 +68,41 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         SpillFile(tmp_path / "gone", place_bytes=PLACE, places_count=1)
 
 
-FULL_DISK = """
-import os, resource, sys
-from pathlib import Path
-from luwu.base.errors import StoreFullError
-from switch_emu.store.spill import SpillFile
-
-directory = Path(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-spill = SpillFile(directory, place_bytes=65536, places_count=2)
-held = [spill.put(memoryview(bytes([value]) * 65536)) for value in range(2)]
-try:
-    spill.put(memoryview(bytes(65536)))
-except StoreFullError as exc:
-    print(exc)
-for value, place in enumerate(held):
-    assert spill.get(place, 0, 65536) == bytes([value]) * 65536
-spill.free(held.pop())
-held.append(spill.put(memoryview(bytes([9]) * 65536)))  # a place in hand can still be used
-assert spill.get(held[1], 0, 65536) == bytes([9]) * 65536
-assert spill.disk_bytes == 2 * 65536
-
-open_files = len(os.listdir("/proc/self/fd"))
-try:
-    SpillFile(directory, place_bytes=65536, places_count=4)
-except StoreFullError as exc:
-    print(exc)
-assert len(os.listdir("/proc/self/fd")) == open_files, "the file of a failed start is closed"
-assert os.listdir(directory) == []
-"""
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """Files that this process writes may have 200,000 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.usefixtures("small_files")
 def test_a_full_disk_is_told_with_numbers(tmp_path: Path) -> None:
     """I6, I8. Goal: what could not grow, from where, by how much, why, and what to do; what was
-    there already stays readable, and nothing is left open.
-    Method: a process whose files may have 200,000 bytes, so a third place does not fit."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
-        capture_output=True, text=True, check=False, timeout=60,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    grown, started = done.stdout.splitlines()
-    for text, start, added in ((grown, "128.00 KiB", "128.00 KiB"), (started, "0 B", "256.00 KiB")):
+    there already stays readable, a place in hand can still be used, and nothing is left open.
+    Method: a third place does not fit."""
+    open_files = len(os.listdir("/proc/self/fd"))
+    nbytes = 64 * 1024
+    with pytest.raises(StoreFullError) as started:
+        SpillFile(tmp_path, place_bytes=nbytes, places_count=4)
+    assert len(os.listdir("/proc/self/fd")) == open_files
+    with SpillFile(tmp_path, place_bytes=nbytes, places_count=2) as spill:
+        held = [spill.put(data(value, nbytes)) for value in range(2)]
+        with pytest.raises(StoreFullError) as grown:
+            spill.put(data(2, nbytes))
+        spill.free(held[1])
+        assert spill.put(data(9, nbytes)) == held[1]
+        assert [spill.get(place, 0, 1)[0] for place in held] == [0, 9]
+        assert spill.disk_bytes == 2 * nbytes
+    for found, start, added in (
+        (grown, "128.00 KiB", "128.00 KiB"),
+        (started, "0 B", "256.00 KiB"),
+    ):
+        text = str(found.value)
         assert f"cannot grow from {start} by {added}" in text
         assert "File too large" in text
         assert "(ulimit -f) and start the node again, or raise --memory-budget" in text
-    assert StoreFullError.exit_code == 5
 
 
 def test_what_is_being_written_can_be_read(tmp_path: Path) -> None:

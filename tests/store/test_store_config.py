@@ -64,12 +64,6 @@ def test_what_cannot_work_is_refused(make: object) -> None:
         make()
 
 
-def test_config_file_round_trip() -> None:
-    """Goal: what is read is what was written."""
-    config = small_config()
-    assert decode_config(encode_config(config), place="CONFIG") == config
-
-
 def test_every_flipped_bit_in_the_config_file_is_found() -> None:
     """Goal: a damaged CONFIG never passes. Method: flip one bit of each byte in turn."""
     data = encode_config(small_config())

@@ -7,7 +7,6 @@ a share of each in `test_campaigns.py` and `test_syscalls.py`.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,17 +58,6 @@ def test_a_kill_while_a_store_is_filled_leaves_it_empty_or_whole(
             copied.fill(0, record(copied, 0, 20))
     assert sorted(set(found)) == [-1, 0, 14, 15]
     assert found == sorted(found, key=[0, -1, 14, 15].index)
-
-
-def test_every_failpoint_is_documented() -> None:
-    """Goal: the list in the docstring is the list in the code."""
-    in_code = {
-        name
-        for module in (file_module, directory_module)
-        for name in re.findall(r'failpoint\("([^"]+)"\)', Path(str(module.__file__)).read_text())
-    }
-    documented = str(file_module.__doc__).split("Failpoints:")[1]
-    assert in_code == set(re.findall(r"store\.[a-z_.]+[a-z]", documented))
 
 
 def test_a_failed_maker_cleans_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

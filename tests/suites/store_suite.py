@@ -337,22 +337,6 @@ class PageStoreSuite:
         assert read(store, 0, 1) == record(store, 0, 1)
         take_step(store, 2, attempt=1)
 
-    def test_pages_from_several_threads(self, store: PageStore) -> None:
-        """Goal: reads and writes of different pages may run at once.
-        Method: four threads, each reads a page of version v and writes it as v + 1."""
-        take_step(store, 0)
-
-        def update(page: int, version: int) -> None:
-            assert read(store, page, version - 1) == record(store, page, version - 1)
-            store.write(page, version, 0, record(store, page, version))
-
-        with ThreadPoolExecutor(4) as pool:
-            for version in range(1, 9):
-                list(pool.map(lambda page, v=version: update(page, v), range(7)))
-                store.prepare(DecidedStep(version=version, attempt=0))
-                store.decide(version, 0)
-        assert contents(store, 8) == [record(store, page, 8) for page in range(7)]
-
     def test_reads_go_on_while_a_step_is_decided(self, store: PageStore) -> None:
         """Goal: what a step wrote can be read before, while and after it is prepared and decided.
         Method: two threads read a page each without pause, over 40 steps; threads change as often

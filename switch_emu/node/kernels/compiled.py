@@ -137,9 +137,8 @@ class CompiledKernel(UpdateKernel):
 
     def _fields(self, call: UpdateCall) -> list[_Field]:
         """Weights and two arrays of state, which may be missing."""
-        old, new = call.old, call.new
-        count = len(old.all) - self._averages
-        rows = zip(old.all[:count], new.all, old.all_scales, new.all_scales, strict=False)
+        count = len(call.old.all) - self._averages
+        rows = zip(call.old.pairs[:count], call.new.pairs, strict=False)
         fields = [
             _Field(
                 read.ctypes.data, written.ctypes.data,
@@ -147,7 +146,7 @@ class CompiledKernel(UpdateKernel):
                 None if scale_out is None else scale_out.ctypes.data,
                 STORED_CODES[read.dtype], tensor, self._is_unsigned[tensor],
             )
-            for tensor, (read, written, scale, scale_out) in enumerate(rows)
+            for tensor, ((read, scale), (written, scale_out)) in enumerate(rows)
         ]  # fmt: skip
         return fields + [_Field()] * (3 - count)
 

@@ -41,6 +41,8 @@ from switch_emu.node.kernels.narrow import STORED_CODES, Draw, Stored
 from switch_emu.node.kernels.updates import NO_OPTIMIZER
 
 Scales = tuple[F32Array | None, ...]
+Scaled = tuple[Stored, F32Array | None]
+"""What is stored, and its scales if that is 8 bits."""
 
 Contributions = Sequence[tuple[memoryview, str]]
 """Payloads with their dtypes, at any address."""
@@ -99,9 +101,10 @@ class Arrays(NamedTuple):
         return (self.weights, *self.state)
 
     @property
-    def all_scales(self) -> Scales:
-        """One for each of `all`."""
-        return (None, *(self.scales or (None,) * len(self.state)))
+    def pairs(self) -> list[Scaled]:
+        """Each of `all`, with its scales."""
+        scales = (None, *(self.scales or (None,) * len(self.state)))
+        return list(zip(self.all, scales, strict=True))
 
     @property
     def is_narrow(self) -> bool:
@@ -252,7 +255,7 @@ def _check_pages(
 
 def _check_scales(arrays: Arrays) -> None:
     """Raises ValueError unless each array of state in 8 bits has its scales."""
-    for array, scale in zip(arrays.all, arrays.all_scales, strict=True):
+    for array, scale in arrays.pairs:
         if (array.itemsize == 1) != (scale is not None):
             raise ValueError(f"{array.dtype} with scales {scale}")
         if scale is None:

@@ -38,10 +38,11 @@ def make_kernel(optimizer: str, state_fields: tuple[str, ...], *, cache: Path | 
     name = kernel_name(update.optimizer, state_fields)
     arithmetic = update.compiled
     if arithmetic is None:
-        return Made(_portable(update, state_fields), f"there is no compiled version of {name}")
+        reason = f"there is no compiled version of {name}"
+        return Made(portable_kernel(optimizer, state_fields), reason)
 
     def compare() -> str | None:
-        wrong = difference(kernel, _portable(update, state_fields), arithmetic.checks)
+        wrong = difference(kernel, portable_kernel(optimizer, state_fields), arithmetic.checks)
         return wrong and f"the compiled kernel does not give torch's bits here: {wrong}"
 
     try:
@@ -49,7 +50,7 @@ def make_kernel(optimizer: str, state_fields: tuple[str, ...], *, cache: Path | 
         kernel = CompiledKernel(built.library, name, arithmetic, state_fields)
         check_once(built, f"{name} {_compared_with()}", compare)
     except BuildError as exc:
-        return Made(_portable(update, state_fields), str(exc))
+        return Made(portable_kernel(optimizer, state_fields), str(exc))
     return Made(kernel, built.origin)
 
 
@@ -90,17 +91,14 @@ def check_known(optimizer: str, state_fields: tuple[str, ...]) -> None:
 
 def portable_kernel(optimizer: str, state_fields: tuple[str, ...]) -> PortableKernel:
     """The portable version. Raises ConfigError if there is none, or it cannot be imported."""
-    return _portable(_found(optimizer, state_fields), state_fields)
+    from switch_emu.node.kernels.portable import PortableKernel
+
+    update = _found(optimizer, state_fields)
+    name = kernel_name(update.optimizer, state_fields)
+    return PortableKernel(name, state_fields, update.load())
 
 
 def _found(optimizer: str, state_fields: tuple[str, ...]) -> Update:
     """The update of what an optimizer sees element by element."""
     found = find_update(optimizer, state_fields)
     return found if found.beside is None else find_update(found.beside, state_fields)
-
-
-def _portable(update: Update, state_fields: tuple[str, ...]) -> PortableKernel:
-    from switch_emu.node.kernels.portable import PortableKernel
-
-    name = kernel_name(update.optimizer, state_fields)
-    return PortableKernel(name, state_fields, update.load())

@@ -39,14 +39,14 @@ from switch_emu.node.kernels.interface import (
     Contributions,
     Pieces,
     Run,
-    Scales,
+    Scaled,
     UpdateCall,
     UpdateKernel,
     check_cast,
     check_fold,
     check_update,
 )
-from switch_emu.node.kernels.narrow import Stored, draws, narrow, widen
+from switch_emu.node.kernels.narrow import draws, narrow, widen
 from switch_emu.node.kernels.updates import Step
 
 BLOCK_ELEMS = 256 * 1024
@@ -115,15 +115,16 @@ class PortableKernel(UpdateKernel):
         here = slice(block.start - page.start, block.stop - page.start)
         tensors = tuple(
             _tensor(array[here] if array.dtype == np.float32 else page.widened(tensor, here))
-            for tensor, array in enumerate(page.written)
+            for tensor, (array, _) in enumerate(page.written)
         )
         total = work.sum_of(sources, block)
         if call.measure:
             work.square(total, lanes, block)
         if pieces is not None:
             work.square_pieces(pieces, 0, total, block)
-            is_stored = page.read[0].dtype == np.float32
-            before = work.copied(_tensor(page.read[0][here]) if is_stored else tensors[0])
+            weights, _ = page.read[0]
+            is_stored = weights.dtype == np.float32
+            before = work.copied(_tensor(weights[here]) if is_stored else tensors[0])
         if self.step is not None:
             total = work.mean(total, call.divisor, call.scale)
         if not page.in_place:
@@ -155,7 +156,7 @@ class PortableKernel(UpdateKernel):
                 seen = tuple(each[: math.prod(call.shape)].view(call.shape) for each in seen)
             self.step(seen[0], seen[1], seen[2:], run.updates_count, run.hyper)
             for tensor, name in enumerate(("", *self.state_fields)):
-                if page.written[tensor].dtype != np.float32:
+                if page.written[tensor][0].dtype != np.float32:
                     values = tensors[tensor][cut].numpy()
                     page.store(tensor, values, run, start, is_unsigned=name in NEVER_NEGATIVE)
             if average is not None:
@@ -184,10 +185,8 @@ class _Page(NamedTuple):
 
     start: int
     """Its first element, counted from the first page."""
-    read: Sequence[Stored]
-    written: Sequence[Stored]
-    scales: Scales
-    scales_out: Scales
+    read: Sequence[Scaled]
+    written: Sequence[Scaled]
     in_place: bool
 
     @classmethod
@@ -197,29 +196,25 @@ class _Page(NamedTuple):
         def row(array: Any) -> Any:
             return None if array is None else np.atleast_2d(array)[index]
 
-        return cls(
-            start=start,
-            read=list(map(row, call.old.all)),
-            written=list(map(row, call.new.all)),
-            scales=tuple(map(row, call.old.all_scales)),
-            scales_out=tuple(map(row, call.new.all_scales)),
-            in_place=in_place,
+        read, written = (
+            [(row(array), row(scale)) for array, scale in arrays.pairs]
+            for arrays in (call.old, call.new)
         )
+        return cls(start, read, written, in_place)
 
     def copy(self, here: slice) -> None:
         """Some elements, as they are stored."""
-        for old, new in zip(self.read, self.written, strict=True):
-            np.copyto(new[here], old[here])
         cells = _cells(here)
-        for scale, scale_out in zip(self.scales, self.scales_out, strict=True):
+        for (old, scale), (new, scale_out) in zip(self.read, self.written, strict=True):
+            np.copyto(new[here], old[here])
             if scale is not None and scale_out is not None:
                 np.copyto(scale_out[cells], scale[cells])
 
     def widened(self, tensor: int, here: slice) -> F32Array:
         """The values of some elements of what is not stored in float32."""
         values = np.empty(here.stop - here.start, np.float32)
-        scale = self.scales[tensor]
-        widen(self.read[tensor][here], None if scale is None else scale[_cells(here)], values)
+        stored, scale = self.read[tensor]
+        widen(stored[here], None if scale is None else scale[_cells(here)], values)
         return values
 
     def store(
@@ -230,11 +225,11 @@ class _Page(NamedTuple):
         here = slice(start - self.start, start - self.start + len(values))
         blocks = _cells(slice(start - run.start, start - run.start + len(values)))
         drawn = draws(run.draw, tensor, range(blocks.start, blocks.stop))
-        into, scale = self.written[tensor][here], self.scales_out[tensor]
+        into, scale = self.written[tensor]
         scales = None if scale is None else scale[_cells(here)]
-        narrow(values, into, scales, drawn, is_unsigned=is_unsigned)
+        narrow(values, into[here], scales, drawn, is_unsigned=is_unsigned)
         if tensor == 0:
-            widen(into, None, values)
+            widen(into[here], None, values)
 
 
 def _cells(elems: slice) -> slice:

@@ -52,7 +52,7 @@ def _difference(
     kept = [_stored(values[: 1 + len(fields)], fields, master, state) for _ in range(2)]
     for updates, (dtypes, wire, divisor, in_place) in enumerate(_CASES):
         contributions = [
-            (memoryview(_as(dtype, values[-1 - index % 3])), dtype)
+            (_cast(expected, values[-1 - index % 3], dtype), dtype)
             for index, dtype in enumerate(dtypes)
         ]
         results = []
@@ -79,8 +79,7 @@ def _difference(
             )
             weights = np.empty(ELEMS, np.float32)
             widen(new.weights, None, weights)
-            cast = np.zeros_like(octets)
-            kernel.cast(weights, wire, cast.data)
+            cast = np.frombuffer(_cast(kernel, weights, wire), np.uint8)
             total = np.empty(ELEMS, np.float32)
             folded = kernel.fold(contributions, weights, total)
             kept[number] = new
@@ -144,9 +143,7 @@ def _values(count: int) -> list[F32Array]:
     return found
 
 
-def _as(dtype: str, values: F32Array) -> bytes:
-    if dtype == "float32":
-        return values.tobytes()
-    if dtype == "float16":
-        return values.astype(np.float16).tobytes()
-    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+def _cast(kernel: UpdateKernel, values: F32Array, dtype: str) -> memoryview:
+    octets = np.empty(ELEMS * DTYPES[dtype].nbytes, np.uint8)
+    kernel.cast(values, dtype, octets.data)
+    return octets.data
