@@ -135,8 +135,8 @@ class Nic(Closing):
         self._runs: list[ExtentRuns] = []
         """Of each unit."""
         self._encoder = Encoder(
-            settings.aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
-            recorder=self.recorder,
+            settings.aggregate, rank=rank, world_size=world_size, recorder=self.recorder,
+            cells=Cells(transport.reserve, self._mailbox.wait_until, math.inf),
         )  # fmt: skip
         is_plain = self._encoder.aggregator.is_plain
         self.cells = Cells(

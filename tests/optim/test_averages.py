@@ -19,7 +19,14 @@ from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
 from luwu.wire.stored import average_rate
-from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
+from tests.helpers.real_training import (
+    digest_of,
+    in_cluster,
+    in_every_way,
+    seeded,
+    sharded,
+    train_steps,
+)
 from tests.helpers.small_models import batch
 
 KIB = 1024
@@ -102,18 +109,7 @@ def test_an_average_has_one_digest(rule: str, tmp_path: Path) -> None:
     """I3. Goal: the same bits whatever the chunks, the memory, the nodes and the replicas; the
     weights are those of a job without it."""
     work = work_with(luwu.ema(0.9) if rule == "ema" else luwu.swa(1, 2), 5)
-    ways: list[dict[str, Any]] = [
-        {},
-        {"chunk_bytes": 64 * KIB},
-        {"chunk_bytes": 16 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
-        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2},
-        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2, "replicas": 2},
-    ]
-    found = set()
-    for index, way in enumerate(ways):
-        trained = in_cluster(tmp_path / str(index), work, world_size=2, **way)
-        found.add(trained.results[0])
-    ((weights, _),) = found
+    weights, _ = in_every_way(tmp_path, work)
     without = in_cluster(tmp_path / "without", work_with(None, 5), world_size=2)
     assert without.results[0][0] == weights
 

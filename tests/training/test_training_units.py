@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ import luwu
 from luwu.base.events import Recorder
 from luwu.training.devices.weights import ByteCount, UnitWeights
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.real_training import sharded
+from tests.helpers.real_training import in_cluster, sharded, train_steps
 from tests.helpers.small_models import (
     Block,
     Stack,
@@ -295,3 +298,24 @@ def test_weights_changed_in_forward_are_noticed() -> None:
         luwu.optim.AdamW(model.parameters())
         with pytest.raises(luwu.LuwuError, match="unit 0: a weight was changed in place"):
             model(torch.ones(1, 64))
+
+
+def test_calls_of_the_training_thread(tmp_path: Path) -> None:
+    """Goal: a worker's Python stays out of the way of its compute: at most 350 calls a unit and
+    step, where FSDP2 makes 2,400, whatever the number of units."""
+    blocks, steps = 16, 3
+
+    def work(rank: int) -> int:
+        model = sharded(lambda: Stack(blocks=blocks))
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3)
+        train_steps(model, optimizer, 0, 3)
+        calls = Counter[str]()
+        sys.setprofile(lambda frame, event, _: calls.update([event]))
+        try:
+            train_steps(model, optimizer, 3, 3 + steps)
+        finally:
+            sys.setprofile(None)
+        return calls["call"]
+
+    (count,) = in_cluster(tmp_path, work).results
+    assert count / blocks / steps <= 350
