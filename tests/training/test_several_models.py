@@ -15,7 +15,7 @@ import luwu
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, batch
-from tests.helpers.training_harness import worker
+from tests.helpers.training_harness import assert_same_bits, worker
 
 
 class Teacher(Stack):
@@ -70,10 +70,8 @@ def test_a_teacher_trains_a_student_as_with_torch(
     found, untouched = in_cluster(tmp_path, work).results[0]
     student, teacher = make(Stack), make(Teacher, 8).requires_grad_(False)
     distil(student, teacher, torch.optim.SGD(student.parameters(), lr=0.1), through)
-    for model, ours in ((student, found), (teacher, untouched)):
-        assert ours.keys() == model.state_dict().keys()
-        for name, expected in model.state_dict().items():
-            assert torch.equal(ours[name], expected), name
+    assert_same_bits(found, student.state_dict())
+    assert_same_bits(untouched, teacher.state_dict())
 
 
 @pytest.mark.feature("a frozen model beside the trained one")
@@ -103,8 +101,8 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
 
     filled, read, kept = in_cluster(tmp_path, work).results[0]
     assert all(bool((value == 0.25).all()) for value in filled.values())
-    for found, expected in ((read, of_files), (kept, make(Teacher, 8).state_dict())):
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert_same_bits(read, of_files)
+    assert_same_bits(kept, make(Teacher, 8).state_dict())
 
 
 class Critic(Stack):
@@ -184,8 +182,8 @@ def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Pat
         tmp_path / "c", work(0, 4), optimizer_nodes=2, replicas=2, chunk_bytes=16 * 1024
     ).results[0]
     for _, found, of_critic, _ in (after, whole):
-        for model, values in ((plain, found), (judge, of_critic)):
-            assert all(torch.equal(values[n], v) for n, v in model.state_dict().items())
+        assert_same_bits(found, plain.state_dict())
+        assert_same_bits(of_critic, judge.state_dict())
 
 
 def test_a_rank_without_samples_freezes_too(tmp_path: Path) -> None:
