@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from luwu.aggregate import make_aggregator
 from luwu.aggregate.float32 import as_float32
 from luwu.aggregate.interface import F32Array
@@ -12,7 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.nic.core.actions import Encode, Measure
-from luwu.nic.memory import Cell, EncodedCells
+from luwu.nic.memory import Cell, Cells, private_memory
 from luwu.protocol.actions import Payload
 from luwu.wire.description import AGGREGATE, Description
 
@@ -25,12 +23,12 @@ class Encoder:
 
     def __init__(
         self, aggregate: str, *, rank: int, world_size: int,
-        reserve: Callable[[int], memoryview], recorder: Recorder,
+        cells: Cells, recorder: Recorder,
     ) -> None:  # fmt: skip
-        """`aggregate`: the aggregator's name; `reserve`: the transport's. Raises ConfigError."""
+        """`aggregate`: the aggregator's name; `cells`: for what travels. Raises ConfigError."""
         self.aggregator = make_aggregator(aggregate, world_size)
         self._rank, self._recorder = rank, recorder
-        self._cells = EncodedCells(reserve)
+        self._cells = cells
 
     def described(self, description: Description) -> Description:
         """The job with the aggregator among what its ranks agree on. Raises ConfigError."""
@@ -54,7 +52,9 @@ class Encoder:
         """The answer to an `Encode`: the gradient as it travels."""
         push = action.push
         values = _values(action.payload, push.dtype)
-        cell = self._cells.take(self.aggregator.encoded_bytes(values.size))
+        nbytes = self.aggregator.encoded_bytes(values.size)
+        # Without memory of the transport: one that is sent as a copy.
+        cell = self._cells.take_now(nbytes) or Cell(private_memory(nbytes))
         start_ns = SYSTEM_CLOCK.now_ns()
         used = self.aggregator.encode(values, action.agreed, cell.data)
         cell.data = cell.data[:used]

@@ -73,10 +73,11 @@ class Cell:
 
 
 class Cells:
-    """The cells of one worker. `take` is for the training thread."""
+    """The cells of one worker, for gradients or for what they are encoded to; one thread takes
+    them. Only the training thread may wait."""
 
     def __init__(
-        self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: int,
+        self, reserve: Callable[[int], memoryview], wait_until: WaitUntil, limit_bytes: float,
         patience_s: float = math.inf,
     ) -> None:  # fmt: skip
         """`patience_s`: seconds without progress before the limit is doubled."""
@@ -160,27 +161,6 @@ class Cells:
         for cell in [cell for cell in self._cells if cell.is_free]:
             self._dropped(cell.memory)
             self._cells.remove(cell)
-
-
-class EncodedCells:
-    """Cells for encoded gradients; the I/O thread takes them and never waits."""
-
-    def __init__(self, reserve: Callable[[int], memoryview]) -> None:
-        self._reserve = reserve
-        self._cells: list[Cell] = []
-
-    def take(self, nbytes: int) -> Cell:
-        """A cell; without memory of the transport, one that is sent as a copy."""
-        for cell in self._cells:
-            if nbytes <= cell.memory.nbytes <= 2 * nbytes and cell.is_free:
-                cell.use(nbytes)
-                return cell
-        try:
-            cell = Cell(self._reserve(nbytes))
-        except CreditExceeded:
-            return Cell(private_memory(nbytes))
-        self._cells.append(cell)
-        return cell
 
 
 def private_memory(nbytes: int) -> memoryview:

@@ -135,8 +135,8 @@ class Nic(Closing):
         self._runs: list[ExtentRuns] = []
         """Of each unit."""
         self._encoder = Encoder(
-            settings.aggregate, rank=rank, world_size=world_size, reserve=transport.reserve,
-            recorder=self.recorder,
+            settings.aggregate, rank=rank, world_size=world_size, recorder=self.recorder,
+            cells=Cells(transport.reserve, self._mailbox.wait_until, math.inf),
         )  # fmt: skip
         is_plain = self._encoder.aggregator.is_plain
         self.cells = Cells(
@@ -145,8 +145,8 @@ class Nic(Closing):
         )  # fmt: skip
         self._copies = Copies(self._copy_failed)
         self._commands: deque[_Command] = deque()
-        self._handles: dict[int, Handle] = {}
-        self._handles_count = 0
+        self._pulls: set[Handle] = set()
+        """Those under way."""
         self.is_closed = False
         """True if `close` was called."""
         try:
@@ -223,7 +223,7 @@ class Nic(Closing):
                 index=chunk, payload=data, payload_bytes=data.nbytes, dtype="float32"
             )
             self._command(
-                lambda now, h=handle, e=entry: self._core.load(now, self._register(h), [e])  # type: ignore[misc]
+                lambda now, h=handle, e=entry: self._core.load(now, h, [e])  # type: ignore[misc]
             )
             under_way.append(handle)
             while len(under_way) > 8:  # the caller may make the chunks as they are sent
@@ -247,7 +247,8 @@ class Nic(Closing):
             runs, extents = self._runs[unit], self._layout.extents
             handle.about = {"bytes": sum([extents[index].wire_bytes for index in runs])}
             handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
-            return self._core.pull(now, self._register(handle), step, part, tuple(runs))
+            self._pulls.add(handle)
+            return self._core.pull(now, handle, step, part, tuple(runs))
 
         self._give(_Command(pull, handle.era))
         return handle
@@ -293,8 +294,7 @@ class Nic(Closing):
                 "extents": ranges_text([entry.index for entry in entries]),
                 "bytes": sum([entry.payload_bytes for entry in entries]),
             }
-            number = self._register(handle)
-            return self._core.push(now, number, step, part, entries, weight=weight, last=last)
+            return self._core.push(now, handle, step, part, entries, weight=weight, last=last)
 
         command = _Command(push, handle.era, gradients=gradients)
         self._copies.add(ready, lambda: self._hand_over(handle, command))
@@ -341,12 +341,7 @@ class Nic(Closing):
                 + ("" if part else "; attach less, or use larger chunks (--chunk)")
             )
         handle = self._new("attach", step, 0)
-
-        def attach(now: int) -> list[nic.Action]:
-            number = self._register(handle) if part else 0
-            return self._core.attach(now, step, pieces, part, number)
-
-        self._command(attach)
+        self._command(lambda now: self._core.attach(now, step, pieces, part, handle))
         if part:
             self.wait(handle)
 
@@ -479,12 +474,6 @@ class Nic(Closing):
             if command.done is not None:
                 command.done.set()
 
-    def _register(self, handle: Handle) -> int:
-        self._handles_count += 1
-        handle.number = self._handles_count
-        self._handles[handle.number] = handle
-        return handle.number
-
     def _handle(self, item: Any) -> None:
         match item:
             case Delivery():
@@ -544,8 +533,8 @@ class Nic(Closing):
                     self._drop(payload)
                 case nic.Fill():
                     self._fill(action)
-                case nic.Done(number):
-                    self._finish(number)
+                case nic.Done(handle):
+                    self._finish(handle)
                 case nic.Measure():
                     statement = self._encoder.measure(action)
                     self._do(self._core.measured(SYSTEM_CLOCK.now_ns(), action, statement))
@@ -561,10 +550,10 @@ class Nic(Closing):
                     self._mailbox.post(action)
 
     def _lose_attempt(self, aborted: nic.Aborted) -> None:
-        for void in tuple(self._handles.values()):
-            if void.incoming is not None:
-                void.incoming.release()
-        self._handles.clear()
+        for void in self._pulls:
+            assert void.incoming is not None
+            void.incoming.release()
+        self._pulls.clear()
         self._aborts_count += 1
         self.recorder.event("worker.aborted", step=aborted.step)
 
@@ -590,7 +579,8 @@ class Nic(Closing):
             payload.sends.append(sent)
 
     def _fill(self, fill: nic.Fill) -> None:
-        handle = self._handles[fill.handle]
+        handle = fill.handle
+        assert isinstance(handle, Handle)
         assert isinstance(fill.payload, Delivery)
         assert handle.incoming is not None
         extent = self._layout.extents[fill.extent]
@@ -603,13 +593,13 @@ class Nic(Closing):
         handle.incoming.add(fill.extent, fill.payload, in_place=fill.in_place)
 
     def _forget(self, handle: Handle) -> list[nic.Action]:
-        self._handles.pop(handle.number, None)
+        self._pulls.discard(handle)
         if handle.incoming is not None:
             handle.incoming.release()
-        return self._core.forget(handle.number)
+        return self._core.forget(handle)
 
-    def _finish(self, number: int) -> None:
-        handle = self._handles.pop(number)
+    def _finish(self, handle: Any) -> None:
+        self._pulls.discard(handle)
         self.recorder.span(
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
             unit=self._layout.units[handle.unit].name, rank=self.rank, **handle.about,

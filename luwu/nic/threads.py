@@ -57,8 +57,6 @@ class Handle:
     """What its record says beside the step and the unit."""
     asked_ns: int = field(default_factory=SYSTEM_CLOCK.now_ns)
     done: bool = False
-    number: int = 0
-    """The core's number of this handle."""
     incoming: IncomingWeights | None = None
     """The extents of a pull, until it is done."""
     shared: SharedWeights | None = None

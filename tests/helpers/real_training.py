@@ -18,7 +18,7 @@ from luwu.nic.shell import Nic
 from tests.helpers.small_models import Stack, batch, shard
 from tests.helpers.training_harness import alone
 
-MIB = 2**20
+KIB, MIB = 2**10, 2**20
 _making = threading.RLock()  # ranks share torch's random generator
 
 
@@ -90,6 +90,29 @@ def in_cluster(
         is_decided = is_alone and store is not None and store.decided is not None
         digest = cluster.weights_digest() if is_decided else ""
         return Trained(results, digest, cluster.node.core.counts())
+
+
+def in_every_way(
+    directory: Path, work: Callable[[int], Any], *, chunk_bytes: int = 16 * KIB
+) -> Any:
+    """What rank 0 of two comes to: the same whatever the chunks, the extents, the memory, the nodes
+    and the replicas."""
+    ways: list[dict[str, Any]] = [
+        {},
+        {"chunk_bytes": 64 * KIB},
+        {"state": directory / "disk", "memory_budget_bytes": 4 * MIB},
+        {"extent_chunks": 4},
+        {"optimizer_nodes": 2},
+        {"optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
+    ]
+    found = [
+        in_cluster(
+            directory / str(index), work, world_size=2, **{"chunk_bytes": chunk_bytes} | way
+        ).results[0]
+        for index, way in enumerate(ways)
+    ]
+    assert found == found[:1] * len(ways)
+    return found[0]
 
 
 def digest_of(parameters: Mapping[str, Tensor]) -> str:

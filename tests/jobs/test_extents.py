@@ -30,9 +30,9 @@ from tests.helpers.local_job import (
     make_layout,
 )
 from tests.helpers.real_training import in_cluster
-from tests.helpers.small_models import shard
+from tests.helpers.small_models import shard, square_loss
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from tests.training.test_accumulation import STEPS, batch, make, mean_loss
+from tests.training.test_accumulation import STEPS, make
 from tests.wire.test_layout import EXTENT_CHUNKS, FIXED, layouts
 
 SMALL = {"switch": 640 * KIB, "no-switch": 1040 * KIB}
@@ -163,7 +163,7 @@ def test_several_backwards_in_extents(tmp_path: Path) -> None:
             optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update="at_step")
             for step in range(STEPS):
                 for part in range(parts):
-                    (mean_loss(model, batch(step, rank + part)) / parts).backward()
+                    (square_loss(model, step, rank + part, 0) / parts).backward()
                 optimizer.step()
 
         return in_cluster(tmp_path / name, work, world_size=world_size, **changes).digest

@@ -19,7 +19,14 @@ from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
 from luwu.wire.stored import average_rate
-from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
+from tests.helpers.real_training import (
+    digest_of,
+    in_cluster,
+    in_every_way,
+    seeded,
+    sharded,
+    train_steps,
+)
 from tests.helpers.small_models import batch
 
 KIB = 1024
@@ -102,18 +109,7 @@ def test_an_average_has_one_digest(rule: str, tmp_path: Path) -> None:
     """I3. Goal: the same bits whatever the chunks, the memory, the nodes and the replicas; the
     weights are those of a job without it."""
     work = work_with(luwu.ema(0.9) if rule == "ema" else luwu.swa(1, 2), 5)
-    ways: list[dict[str, Any]] = [
-        {},
-        {"chunk_bytes": 64 * KIB},
-        {"chunk_bytes": 16 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
-        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2},
-        {"chunk_bytes": 16 * KIB, "optimizer_nodes": 2, "replicas": 2},
-    ]
-    found = set()
-    for index, way in enumerate(ways):
-        trained = in_cluster(tmp_path / str(index), work, world_size=2, **way)
-        found.add(trained.results[0])
-    ((weights, _),) = found
+    weights, _ = in_every_way(tmp_path, work)
     without = in_cluster(tmp_path / "without", work_with(None, 5), world_size=2)
     assert without.results[0][0] == weights
 
@@ -146,76 +142,52 @@ def test_an_average_is_exported_while_training_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.feature("an average of the weights")
 def test_an_average_goes_through_files(tmp_path: Path) -> None:
-    """Goal: an average is exported in place of the weights; an export of all restores it bit for
-    bit; where only weights are brought, it begins with them. A resumed job goes on with it."""
-    rule, state = luwu.ema(0.9), tmp_path / "state"
-    quiet = in_cluster(tmp_path / "quiet", work_with(rule, 7))
+    """Goal: an average is exported in place of the weights; where only weights are brought, it
+    begins with them. (Exports of all: `test_state_dtypes.py`, `test_muon.py`.)"""
+    state = tmp_path / "state"
 
-    def part(first: int, last: int) -> Callable[[int], dict[str, Tensor]]:
+    def steps(count: int) -> Callable[[int], dict[str, Tensor]]:
         def work(_: int) -> dict[str, Tensor]:
             model = sharded()
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
-            assert optimizer.next_step == first
-            train_steps(model, optimizer, first, last)
+            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
+            train_steps(model, optimizer, 0, count)
             return luwu.get_model_state_dict(model, average=True)
 
         return work
 
-    before = in_cluster(tmp_path / "a", part(0, 4), state=state).results[0]
+    before = in_cluster(tmp_path / "a", steps(4), state=state).results[0]
     assert main(["export", str(state), str(tmp_path / "averaged"), "--average"]) == 0
     exported = load_file(tmp_path / "averaged" / "model.safetensors")
     assert all(torch.equal(exported[name], before[name]) for name in before)
-    with RestingState(state) as source:
-        export_state(source, tmp_path / "whole", ExportOptions())
-    import_state(tmp_path / "whole", tmp_path / "again")
-    after = in_cluster(tmp_path / "b", part(4, 7), state=tmp_path / "again", resume=True)
-    assert (after.digest, digest_of(after.results[0])) == quiet.results[0]
     import_state(tmp_path / "averaged", tmp_path / "fresh", like=tmp_path / "averaged")
-    begun = in_cluster(tmp_path / "c", part(0, 0), state=tmp_path / "fresh", resume=True)
+    begun = in_cluster(tmp_path / "b", steps(0), state=tmp_path / "fresh", resume=True)
     assert all(torch.equal(begun.results[0][name], before[name]) for name in before)
 
 
 @pytest.mark.feature("an average of the weights")
-def test_an_average_goes_through_state_dicts(tmp_path: Path) -> None:
-    """Goal: get_optimizer_state_dict has it, set_optimizer_state_dict restores it; with a state of
-    torch, which has none, it begins with the weights."""
-    rule = luwu.ema(0.9)
-    seen: dict[str, Any] = {}
+def test_an_average_begins_with_the_weights_of_a_state_dict_of_torch(tmp_path: Path) -> None:
+    """Goal: torch's has none. (One that has it: `test_muon.py`.)"""
+    weights: dict[str, Tensor] = {}
+    given: dict[str, Any] = {}
 
     def first(_: int) -> None:
         model = sharded()
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
         train_steps(model, optimizer, 0, 4)
-        seen["model"] = luwu.get_model_state_dict(model)
-        seen["optimizer"] = luwu.get_optimizer_state_dict(model, optimizer)
-        train_steps(model, optimizer, 4, 6)
-        seen["end"] = luwu.get_model_state_dict(model, average=True)
+        weights.update(luwu.get_model_state_dict(model))
+        given.update(luwu.get_optimizer_state_dict(model, optimizer))
 
-    def second(with_average: bool) -> Callable[[int], None]:
-        def work(_: int) -> None:
-            model = sharded()
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
-            state = {
-                name: {key: value for key, value in of.items() if with_average or key != "average"}
-                for name, of in seen["optimizer"]["state"].items()
-            }
-            given = {**seen["optimizer"], "state": state}
-            luwu.set_model_state_dict(model, seen["model"])
-            luwu.set_optimizer_state_dict(model, optimizer, given)
-            if with_average:
-                train_steps(model, optimizer, 4, 6)
-                expected = seen["end"]
-            else:
-                model(batch(4, 0, 0))
-                expected = seen["model"]
-            found = luwu.get_model_state_dict(model, average=True)
-            assert all(torch.equal(found[name], expected[name]) for name in expected)
-
-        return work
+    def second(_: int) -> None:
+        model = sharded()
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
+        luwu.set_model_state_dict(model, weights)
+        luwu.set_optimizer_state_dict(model, optimizer, given)
+        model(batch(4, 0, 0))
+        found = luwu.get_model_state_dict(model, average=True)
+        assert all(torch.equal(found[name], weights[name]) for name in weights)
 
     in_cluster(tmp_path / "first", first)
-    in_cluster(tmp_path / "second", second(with_average=True))
-    in_cluster(tmp_path / "third", second(with_average=False))
+    in_cluster(tmp_path / "second", second)
 
 
 @pytest.mark.feature("an average of the weights")

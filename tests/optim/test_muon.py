@@ -22,7 +22,7 @@ from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.portable import Muon
 from tests.helpers import kernel_jobs
-from tests.helpers.real_training import digests, in_cluster, sharded, train_steps
+from tests.helpers.real_training import digests, in_cluster, in_every_way, sharded, train_steps
 from tests.helpers.small_models import Stack, batch
 
 cache = kernel_jobs.cache  # a fixture of this module
@@ -125,20 +125,7 @@ def test_products_have_one_order_of_sums(cache: Path) -> None:
 def test_a_job_has_one_digest(update: str, tmp_path: Path) -> None:
     """I3. Goal: the same bits whatever the chunks, the extents, the memory, the nodes, the replicas
     and whether the library is there."""
-    work = work_with(5, update=update)
-    ways: list[dict[str, Any]] = [
-        {},
-        {"chunk_bytes": 64 * KIB},
-        {"chunk_bytes": 32 * KIB, "state": tmp_path / "disk", "memory_budget_bytes": 4 * KIB * KIB},
-        {"chunk_bytes": 32 * KIB, "extent_chunks": 4},
-        {"chunk_bytes": 32 * KIB, "optimizer_nodes": 2},
-        {"chunk_bytes": 32 * KIB, "optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
-    ]
-    found = set()
-    for index, way in enumerate(ways):
-        trained = cluster(tmp_path / str(index), work, world_size=2, **way)
-        found.add(trained.results[0])
-    assert len(found) == 1
+    in_every_way(tmp_path, work_with(5, update=update), chunk_bytes=32 * KIB)
 
 
 @pytest.mark.slow  # the digest over other budgets is above

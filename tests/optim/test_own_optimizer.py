@@ -15,7 +15,7 @@ import torch
 import luwu
 from luwu.base.errors import ConfigError
 from switch_emu.node.kernels import kernel_name
-from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
 from tests.helpers.small_models import Stack, square_loss
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "optimizer"
@@ -91,9 +91,7 @@ def test_own_update_sees_whole_parameters(update: str, tmp_path: Path) -> None:
             optimizer = lamb.Lamb(
                 model.parameters(), **hyper, update=update, state_dtype=state_dtype
             )
-            for step in range(STEPS):
-                square_loss(model, step, 0, 0).backward()
-                optimizer.step()
+            train_steps(model, optimizer, 0, STEPS)
             return luwu.get_model_state_dict(model)
 
         return of_rank

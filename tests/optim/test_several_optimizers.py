@@ -15,7 +15,7 @@ import luwu
 from luwu.base.errors import ConfigError, StepAborted, StepOrderError
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
-from tests.helpers.small_models import Stack, batch
+from tests.helpers.small_models import Stack, batch, square_loss
 from tests.helpers.training_harness import worker
 
 STEPS = 4
@@ -37,11 +37,6 @@ def others(model: nn.Module) -> list[nn.Parameter]:
 def muon_and_adamw(model: nn.Module, **network: Any) -> Both:
     muon = luwu.optim.Muon(matrices(model), lr=0.02, **network)
     return muon, luwu.optim.AdamW(others(model), lr=1e-2, weight_decay=0.0, **network)
-
-
-def loss_of(model: Any, step: int, rank: int = 0) -> Tensor:
-    loss: Tensor = model(batch(step, rank, 0)).square().mean()
-    return loss
 
 
 def halved(optimizer: Any) -> Any:
@@ -87,7 +82,7 @@ def test_muon_and_adamw_are_one_step(
         optimizer = luwu.optim.Muon(groups, lr=0.02, update=update)
         scheduler = halved(optimizer)
         for step in range(STEPS):
-            loss_of(model, step, rank).backward()
+            square_loss(model, step, rank, 0).backward()
             optimizer.step()
             scheduler.step()
 
@@ -97,7 +92,7 @@ def test_muon_and_adamw_are_one_step(
         assert optimizers[0].next_step == 0
         schedulers = [halved(each) for each in optimizers]
         for step in range(STEPS):
-            loss_of(model, step, rank).backward()
+            square_loss(model, step, rank, 0).backward()
             end(optimizers, schedulers)
         assert luwu.session().step == STEPS
 
@@ -117,7 +112,7 @@ def test_a_step_lost_between_two_optimizers_is_made_again(tmp_path: Path) -> Non
             step, is_lost, lost = 0, not lose, list[int]()
             while step < STEPS:
                 try:
-                    loss_of(model, step, rank).backward()
+                    square_loss(model, step, rank, 0).backward()
                     result = muon.step()
                     if step == 2 and not is_lost:
                         is_lost = True
@@ -146,7 +141,7 @@ def test_state_dicts_of_each_optimizer(tmp_path: Path) -> None:
 
     def train(model: Any, optimizers: Both, first: int, last: int) -> None:
         for step in range(first, last):
-            loss_of(model, step).backward()
+            square_loss(model, step, 0, 0).backward()
             for optimizer in optimizers:
                 optimizer.step()
 
@@ -266,12 +261,12 @@ def test_a_step_of_one_leaves_the_other_alone(tmp_path: Path) -> None:
 
     def train(models: Any, first: Any, second: Any) -> None:
         for step in range(STEPS):
-            loss_of(models[0], step).backward()
+            square_loss(models[0], step, 0, 0).backward()
             second.zero_grad()
             first.step()
             second.step()
             first.zero_grad()
-            loss_of(models[1], 10 + step).backward()
+            square_loss(models[1], 10 + step, 0, 0).backward()
             second.step()
             second.zero_grad()
 
@@ -306,10 +301,10 @@ def test_a_gradient_that_no_optimizer_steps_for_is_rejected(recover: bool, tmp_p
     def work(_: int) -> None:
         model = sharded()
         muon, adamw = muon_and_adamw(model)
-        loss_of(model, 0).backward()
+        square_loss(model, 0, 0, 0).backward()
         result = muon.step()
         for use in (
-            lambda: loss_of(model, 1),
+            lambda: square_loss(model, 1, 0, 0),
             lambda: result.applied,
             result.wait,
             adamw.zero_grad,
@@ -329,12 +324,12 @@ def test_a_gradient_that_no_optimizer_steps_for_is_rejected(recover: bool, tmp_p
             return
         with pytest.raises(StepAborted):
             model.zero_grad()
-            loss_of(model, 0)
+            square_loss(model, 0, 0, 0)
         with pytest.raises(StepOrderError, match="step 0 was lost"):
             result.wait()
-        loss_of(model, 0).backward()
+        square_loss(model, 0, 0, 0).backward()
         assert [each.skip_step().number for each in (muon, adamw)] == [0, 0]
-        loss_of(model, 1).backward()
+        square_loss(model, 1, 0, 0).backward()
         with pytest.raises(StepOrderError, match=rejected.replace("step 0", "step 1")):
             muon.step(lambda: None)
         adamw.step()
@@ -368,14 +363,14 @@ def test_optimizers_that_make_no_one_step_are_rejected() -> None:
                 make()
         first = luwu.optim.SGD(others(model)[:2], lr=0.1, momentum=0.9)
         with pytest.raises(ConfigError, match="requires a gradient but is in no group"):
-            loss_of(model, 0)
+            square_loss(model, 0, 0, 0)
         optimizers = [
             luwu.optim.SGD(matrices(model), lr=0.1, max_grad_norm=1.0),
             luwu.optim.SGD(others(model), lr=0.1, momentum=0.9),
         ]
         with pytest.raises(ConfigError, match="has an optimizer already"):
             luwu.optim.SGD(model.parameters())
-        loss_of(model, 0).backward()
+        square_loss(model, 0, 0, 0).backward()
         with pytest.raises(ConfigError, match="none of this run's"):
             first.step()
         optimizers[0].step()
@@ -393,7 +388,7 @@ def test_gradients_that_are_kept_here_belong_to_their_optimizer() -> None:
         first, second = (luwu.optim.AdamW(model.parameters()) for model in models)
         for model in models:
             model.set_requires_gradient_sync(False)
-            loss_of(model, 0).backward()
+            square_loss(model, 0, 0, 0).backward()
         first.zero_grad()
         kept = [unit.name for unit in session.units if any(k is not None for k in unit.kept)]
         assert kept
@@ -404,5 +399,5 @@ def test_gradients_that_are_kept_here_belong_to_their_optimizer() -> None:
         assert not any(k is not None for unit in session.units for k in unit.kept)
         for model in models:
             model.set_requires_gradient_sync(True)
-        loss_of(models[0], 0).backward()
+        square_loss(models[0], 0, 0, 0).backward()
         assert first.step().applied

@@ -15,37 +15,14 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded, sharded
-from tests.helpers.small_models import Stack
+from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded, sharded, train_steps
+from tests.helpers.small_models import Stack, batch, square_loss
 
 STEPS = 3
-BATCH = 8
 
 
 def make() -> nn.Module:
     return seeded(lambda: Stack(blocks=2))
-
-
-def batch(step: int, part: int) -> Tensor:
-    return torch.randn(BATCH, 64, generator=torch.Generator().manual_seed(100 * step + part))
-
-
-def mean_loss(model: nn.Module, x: Tensor) -> Tensor:
-    loss: Tensor = model(x).square().mean()
-    return loss
-
-
-def on_four_ranks(directory: Path, update: str = "at_step") -> Trained:
-    """Micro-batch `rank` on each rank, one backward a step."""
-
-    def work(rank: int) -> None:
-        model = sharded(make)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
-        for step in range(STEPS):
-            mean_loss(model, batch(step, rank)).backward()
-            optimizer.step()
-
-    return in_cluster(directory, work, world_size=4)
 
 
 def on_one_rank(
@@ -60,7 +37,7 @@ def on_one_rank(
         for step in range(STEPS):
             for part in range(4):
                 before(model, part == 3)
-                (mean_loss(model, batch(step, part)) / 4).backward()
+                (square_loss(model, step, part, 0) / 4).backward()
             optimizer.step()
         return luwu.session().nic.counters.push_bytes
 
@@ -69,30 +46,31 @@ def on_one_rank(
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return on_four_ranks(tmp_path_factory.mktemp("four")).digest
+    """The digest of one backward a step on each of four ranks, which have a micro-batch each."""
+
+    def work(rank: int) -> None:
+        model = sharded(make)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
+        train_steps(model, optimizer, 0, STEPS, rank)
+
+    return in_cluster(tmp_path_factory.mktemp("four"), work, world_size=4).digest
 
 
 @pytest.mark.feature("accumulation on the node")
-def test_accumulation_digest_on_the_node(four_ranks: str, tmp_path: Path) -> None:
-    """I3. Goal: 4 micro-batches on 1 rank are 1 micro-batch on each of 4 ranks, bit for bit."""
-    assert on_one_rank(tmp_path).digest == four_ranks
-
-
 @pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
 @pytest.mark.parametrize(
     ("update", "call"),
     [("at_step", "set_requires_gradient_sync"), ("streaming", "set_requires_gradient_sync"),
      ("streaming", "set_is_last_backward")],
 )  # fmt: skip
-def test_accumulation_digest_on_the_worker(
-    update: str, call: str, four_ranks: str, tmp_path: Path
-) -> None:
-    """I3. Goal: the same bits where gradients stay on the worker, and a quarter of the traffic."""
+def test_accumulation_digest(update: str, call: str, four_ranks: str, tmp_path: Path) -> None:
+    """I3. Goal: 4 micro-batches on 1 rank are 1 micro-batch on each of 4 ranks, bit for bit; also
+    where gradients stay on the worker, with a quarter of the traffic."""
     everywhere = on_one_rank(tmp_path / "node")
     kept = on_one_rank(
         tmp_path / "worker", lambda model, is_last: getattr(model, call)(is_last), update
     )
-    assert kept.digest == four_ranks
+    assert kept.digest == everywhere.digest == four_ranks
     assert 4 * kept.results[0] == everywhere.results[0]
 
 
@@ -112,7 +90,7 @@ COUNTS = [(8, 4), (4, 8), (8, 0)]
 
 
 def uneven(rank: int, step: int) -> Tensor:
-    return batch(step, rank)[: COUNTS[step][rank]]
+    return batch(step, rank, 0)[: COUNTS[step][rank]]
 
 
 @pytest.mark.feature("uneven batches by weight")
@@ -160,9 +138,7 @@ def test_divide_factor(tmp_path: Path) -> None:
             for module in (model, *model.blocks):
                 module.set_gradient_divide_factor(factor)
             optimizer = luwu.optim.SGD(model.parameters(), lr=lr)
-            for step in range(STEPS):
-                mean_loss(model, batch(step, rank)).backward()
-                optimizer.step()
+            train_steps(model, optimizer, 0, STEPS, rank)
 
         return in_cluster(tmp_path, work, world_size=2).digest
 
@@ -178,7 +154,7 @@ def test_weights_that_cannot_be(tmp_path: Path) -> None:
         for weight in (-1.0, float("nan"), float("inf")):
             with pytest.raises(luwu.ConfigError, match="0 or more"):
                 luwu.set_gradient_weight(weight)
-        mean_loss(model, batch(0, 0)).backward()
+        square_loss(model, 0, 0, 0).backward()
         with pytest.raises(luwu.StepOrderError, match="middle of step 0"):
             luwu.set_gradient_weight(2)
         with pytest.raises(luwu.StepOrderError, match="middle of step 0"):
@@ -206,7 +182,7 @@ def test_a_rank_without_samples_waits_for_verdicts(tmp_path: Path) -> None:
         results = []
         for step in range(6):
             if rank == 0:
-                loss = mean_loss(model, batch(step, 0))
+                loss = square_loss(model, step, 0, 0)
                 (loss * math.inf if step == 2 else loss).backward()
             else:
                 luwu.empty_backward()
@@ -241,12 +217,12 @@ def test_kept_gradients_are_not_forgotten(tmp_path: Path) -> None:
             optimizer = luwu.optim.SGD(model.parameters(), lr=1e-2)
             if keeps:
                 model.set_requires_gradient_sync(False)
-                mean_loss(model, batch(9, 9)).backward()
+                square_loss(model, 9, 9, 0).backward()
                 with pytest.raises(luwu.StepOrderError, match="keeps gradients that were not pu"):
                     optimizer.step()
                 optimizer.zero_grad()
                 model.set_requires_gradient_sync(True)
-            mean_loss(model, batch(0, 0)).backward()
+            square_loss(model, 0, 0, 0).backward()
             optimizer.step()
 
         return in_cluster(tmp_path, work).digest
@@ -262,6 +238,6 @@ def test_streaming_pushes_all_units_in_one_backward(tmp_path: Path) -> None:
         luwu.optim.SGD(model.parameters(), lr=1e-2, update="streaming")
         model.blocks[0].set_requires_gradient_sync(False)
         with pytest.raises(luwu.StepOrderError, match="on some units only"):
-            mean_loss(model, batch(0, 0)).backward()
+            square_loss(model, 0, 0, 0).backward()
 
     in_cluster(tmp_path, work)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError
+from tests.helpers.training_harness import assert_same_bits
 from workers.gpt import GPT, Checkpointing, GPTConfig, init_weights
 from workers.options import parse_options
 from workers.pace import pace_units
@@ -34,6 +35,12 @@ def backward(model: GPT, ids_BT: torch.Tensor) -> torch.Tensor:
     loss = F.cross_entropy(model(ids_BT).flatten(0, 1).float(), ids_BT.roll(-1, 1).flatten())
     loss.backward()
     return loss.detach()
+
+
+def gradients(model: GPT) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    return found
 
 
 def test_a_position_sees_no_later_token() -> None:
@@ -67,8 +74,7 @@ def test_first_weights_depend_on_seed_and_name_alone(tied: bool) -> None:
         module.to_empty(device="cpu", recurse=False)
         init_weights(module, 1)
 
-    for name, values in model.state_dict().items():
-        torch.testing.assert_close(values, expected[name], rtol=0, atol=0)
+    assert_same_bits(model.state_dict(), expected)
     other = initialised(config, seed=2)
     assert not torch.equal(other.tokens.weight, expected["tokens.weight"])
 
@@ -91,10 +97,7 @@ def test_checkpointing_changes_no_bit(checkpointing: Checkpointing) -> None:
     for model in (plain, saving):
         torch.manual_seed(7)
         backward(model, random_ids())
-    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+    assert_same_bits(gradients(plain), gradients(saving))
 
 
 def test_bfloat16_compute_equals_a_model_whose_weights_are_bfloat16() -> None:
@@ -102,11 +105,8 @@ def test_bfloat16_compute_equals_a_model_whose_weights_are_bfloat16() -> None:
     config = replace(CONFIG, dtype=torch.bfloat16)
     masters, delivered = initialised(config), initialised(config).to(torch.bfloat16)
     assert torch.equal(backward(masters, random_ids()), backward(delivered, random_ids()))
-    for one, other in zip(masters.parameters(), delivered.parameters(), strict=True):
-        assert one.dtype == torch.float32
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(one.grad, other.grad.float(), rtol=0, atol=0)
+    assert all(parameter.dtype == torch.float32 for parameter in masters.parameters())
+    assert_same_bits(gradients(masters), gradients(delivered))
 
 
 def test_pace_slows_down_units_and_changes_no_bit() -> None:
@@ -125,10 +125,7 @@ def test_pace_slows_down_units_and_changes_no_bit() -> None:
     assert forward_ns >= 60_000_000
     assert backward_ns >= 60_000_000
     assert torch.equal(loss, slow_loss.detach())
-    for one, other in zip(plain.parameters(), slow.parameters(), strict=True):
-        assert one.grad is not None
-        assert other.grad is not None
-        torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
+    assert_same_bits(gradients(plain), gradients(slow))
 
 
 @pytest.mark.parametrize(

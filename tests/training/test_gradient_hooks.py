@@ -10,15 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
-from tests.helpers.small_models import Stack, batch
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
+from tests.helpers.small_models import Stack
 
 pytestmark = pytest.mark.feature("register_hook, register_post_accumulate_grad_hook")
-
-
-def loss_of(model: Any, step: int) -> Tensor:
-    loss: Tensor = model(batch(step, 0, 0)).square().mean()
-    return loss
 
 
 def register(model: nn.Module, calls: list[str]) -> None:
@@ -53,19 +48,14 @@ def test_hooks_change_the_gradient_as_in_torch(update: str, tmp_path: Path) -> N
     plain = seeded(Stack)
     register(plain, calls)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2, fused=True)
-    for step in range(3):
-        loss_of(plain, step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    train_steps(plain, optimizer, 0, 3)
 
     def work(_: int) -> list[str]:
         model = sharded()
         ours: list[str] = []
         register(model, ours)
         network = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
-        for step in range(3):
-            loss_of(model, step).backward()
-            network.step()
+        train_steps(model, network, 0, 3)
         return ours
 
     found = in_cluster(tmp_path, work)

@@ -18,7 +18,7 @@ from torch import nn
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import worker
+from tests.helpers.training_harness import assert_same_bits, worker
 
 
 class Holds(nn.Module):
@@ -157,5 +157,4 @@ def test_an_lstm_trains_as_with_torch(tmp_path: Path) -> None:
         theirs.zero_grad()
         (reference(x) - 1).square().sum().backward()
         theirs.step()
-    for name, expected in reference.state_dict().items():
-        assert torch.equal(found[name], expected), name
+    assert_same_bits(found, reference.state_dict())

@@ -19,6 +19,7 @@ from torch.distributions import Independent, Normal
 import luwu
 from luwu.base.errors import StepOrderError
 from tests.helpers.real_training import digest_of, in_cluster, seeded
+from tests.helpers.training_harness import assert_same_bits
 
 WAYS: list[dict[str, Any]] = [
     {"transport": "inproc"}, {"transport": "tcp"}, {"transport": "ipc"}, {"transport": "shm"},
@@ -146,9 +147,7 @@ def test_outputs_in_any_object_are_trained(seed: int, way: dict[str, Any], tmp_p
         luwu.fully_shard_each(model, Layer)
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.01)
         follow(model, optimizer, expected)
-        found = luwu.get_model_state_dict(model)
-        for name, value in plain.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        assert_same_bits(luwu.get_model_state_dict(model), plain.state_dict())
 
     in_cluster(tmp_path, work, **way)
 
@@ -241,9 +240,7 @@ def test_a_backward_of_a_backward_finds_the_weights(way: dict[str, Any], tmp_pat
         model = copy.deepcopy(start)
         luwu.fully_shard_each(model, Between)
         steps(model, luwu.optim.SGD(model.parameters(), lr=0.1))
-        found = luwu.get_model_state_dict(model)
-        for name, value in plain.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=0, atol=0)
+        assert_same_bits(luwu.get_model_state_dict(model), plain.state_dict())
 
     in_cluster(tmp_path, work, **way)
 

@@ -12,27 +12,19 @@ from torch import Tensor, nn
 import luwu
 from luwu.base.errors import StepAborted
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.small_models import gpt_config, make_gpt, shard_gpt
 from tests.helpers.training_harness import assert_same_bits, run_ranks, worker
 from workers.gpt import GPT, GPTConfig, init_weights
 
-CONFIG = GPTConfig(layers=2, width=64, heads=4, context=16, vocab=128)
+CONFIG = gpt_config(layers=2)
 
 
 def seeded(module: nn.Module) -> None:
     init_weights(module, 3)
 
 
-def shard(model: Any) -> Any:
-    for block in model.blocks:
-        luwu.fully_shard(block)
-    return luwu.fully_shard(model)
-
-
 def expected(config: GPTConfig) -> dict[str, Tensor]:
-    model = GPT(config)
-    for module in model.modules():
-        seeded(module)
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach() for name, p in make_gpt(config).named_parameters()}
 
 
 def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> None:
@@ -40,7 +32,7 @@ def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> Non
         with worker(network, rank):
             with torch.device("meta" if meta else "cpu"):
                 model = GPT(config)
-            shard(model)
+            shard_gpt(model)
             luwu.init_weights(model, seeded)
             luwu.optim.AdamW(model.parameters())
             with contextlib.suppress(StepAborted):  # the abort may reach a rank only now
@@ -54,26 +46,11 @@ def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> Non
 @pytest.mark.parametrize("tied", [True, False])
 def test_first_weights(meta: bool, tied: bool) -> None:
     """Goal: whatever the device, the network gets what the function makes; rank 0 alone loads."""
-    config = GPTConfig(layers=2, width=64, heads=4, context=16, vocab=128, tied=tied)
+    config = gpt_config(layers=2, tied=tied)
     network = FakeNetwork(2)
     load(network, config, meta=meta)
     assert_same_bits(network.masters(), expected(config))
     assert {rank for verb, rank, *_ in network.log if verb == "load"} == {0}
-
-
-def test_values_are_uploaded_as_they_are_and_freed() -> None:
-    """Goal: without a function, the values the model had; nothing of them stays on the worker."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        luwu.fully_shard(model)
-        placeholder: Any = model[0].weight
-        luwu.optim.AdamW(model.parameters())
-        assert placeholder.luwu_value is not None
-        model(torch.zeros(1, 64))
-        assert placeholder.luwu_value is None
-    assert_same_bits(network.masters(), before)
 
 
 def test_meta_modules_reset_their_parameters() -> None:
@@ -155,7 +132,7 @@ def test_a_state_with_weights_is_not_overwritten() -> None:
     with worker(network):
         with torch.device("meta"):
             model = GPT(CONFIG)
-        shard(model)
+        shard_gpt(model)
         luwu.init_weights(model, calls.append)
         optimizer = luwu.optim.AdamW(model.parameters())
         assert optimizer.next_step == 5
@@ -173,9 +150,9 @@ def test_load_is_repeated_after_an_abort() -> None:
 
 
 def test_first_weights_are_kept_until_they_are_decided() -> None:
-    """I2. Goal: a node that had received all of them and was killed before they were decided gets
-    them again, and the worker forgets them with the first pull. Method: the first pull finds a
-    network that has lost them."""
+    """I2. Goal: without a function, the values that the model had. A node that had received all of
+    them and was killed before they were decided gets them again, and the worker forgets them with
+    the first pull. Method: the first pull finds a network that has lost them."""
     network = FakeNetwork(1)
     network.loses_first_weights = True
     network.fail_at("pull")
@@ -224,7 +201,7 @@ def test_one_unit_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with worker(network):
         with torch.device("meta"):
             model = GPT(CONFIG)
-        shard(model)
+        shard_gpt(model)
         luwu.init_weights(model, fill)
         luwu.optim.AdamW(model.parameters())
     largest = max(p.numel() for p in GPT(CONFIG).parameters()) * 2

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.base.errors import StepAborted
-from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, compare, make_stack, shard, square_loss
 from tests.helpers.training_harness import assert_same_bits, run_ranks, train, worker
@@ -305,20 +305,6 @@ def test_finish_waits_for_the_last_step() -> None:
         assert network.left == {0}
         with pytest.raises(luwu.LuwuError, match="finish"):
             model(torch.ones(1, 64))
-
-
-def test_errors_of_the_network_leave_backward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goal: what a hook or the engine's last callback raises comes out of backward()."""
-
-    def broken(nic: FakeNic, *args: object, **kwargs: object) -> None:
-        raise luwu.LuwuError("the wire is cut")
-
-    with worker(FakeNetwork(1)):
-        model, _ = small()
-        loss = square_loss(model, 0, 0, 0)
-        with monkeypatch.context() as patch, pytest.raises(luwu.LuwuError, match="wire is cut"):
-            patch.setattr(FakeNic, "push", broken)
-            loss.backward()
 
 
 def test_result_of_a_lost_step_is_not_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from luwu.protocol.actions import Drop, Note, Payload, Send
@@ -20,7 +21,7 @@ class Joined:
 class Fill:
     """Weights of an extent were received for a pull; the payload is the shell's from now on."""
 
-    handle: int
+    handle: Hashable
     extent: int
     payload: Payload
     in_place: bool
@@ -31,7 +32,7 @@ class Fill:
 class Done:
     """The push, pull or load of this handle is complete."""
 
-    handle: int
+    handle: Hashable
 
 
 @dataclass(frozen=True, slots=True)

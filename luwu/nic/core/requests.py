@@ -1,6 +1,6 @@
 """What a worker has asked for or sent and is not answered: loads, pulls, pushes, attachments. Pure.
 
-`Requests`: what each handle still misses, and whose answer is whose.
+`Requests`: what each handle (an object of the shell) still misses, and whose answer is whose.
 
     opened      `Requests.open`      every extent (of a load: every chunk) is missing
     sent        `Requests.send`      cargo of a load or push; its receipt is for this handle
@@ -33,7 +33,7 @@ by what it may write. A rank without a gradient takes part in each stage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from luwu.aggregate import Aggregator, Float32
@@ -67,12 +67,12 @@ class Requests:
 
     def __init__(self, outbox: Outbox, uplink: Uplink) -> None:
         self._out, self._uplink = outbox, uplink
-        self._open: dict[int, _Request] = {}
-        self._handle_of: dict[Name, int] = {}
+        self._open: dict[Hashable, _Request] = {}
+        self._handle_of: dict[Name, Hashable] = {}
         self.judged_step = -1
         """The last step whose verdict is known: weights for the next may be used."""
 
-    def load(self, handle: int, chunks: Sequence[Gradient]) -> None:
+    def load(self, handle: Hashable, chunks: Sequence[Gradient]) -> None:
         """Send initial float32 weights."""
         self.open(handle, [entry.index for entry in chunks])
         for entry in chunks:
@@ -80,27 +80,27 @@ class Requests:
             self.send(handle, "load", load, entry)
         self.close_if_done(handle)
 
-    def pull(self, handle: int, step: int, part: int, extents: Iterable[int]) -> None:
+    def pull(self, handle: Hashable, step: int, part: int, extents: Iterable[int]) -> None:
         """Request weights of extents."""
         self.open(handle, extents, pull=(step, part))
         self._ask(handle)
         self.close_if_done(handle)
 
     def open(
-        self, handle: int, indices: Iterable[int], pull: tuple[int, int] | None = None
+        self, handle: Hashable, indices: Iterable[int], pull: tuple[int, int] | None = None
     ) -> None:
         """A new handle that misses these extents, or chunks; of a pull, its (step, part)."""
         indices = tuple(indices)
         self._open[handle] = _Request(set(indices), indices, pull)
 
-    def send(self, handle: int, verb: str, message: wire.DataMessage, entry: Gradient) -> None:
+    def send(self, handle: Hashable, verb: str, message: wire.DataMessage, entry: Gradient) -> None:
         """Send an entry as soon as the parent's window has room."""
         name = (verb, message.step, message.part, message.index)
         self.expect(handle, name)
         cargo = Cargo(message, entry.payload, entry.payload_bytes)
         self._uplink.load(self._out.now_ns, name, cargo)
 
-    def expect(self, handle: int, name: Name) -> None:
+    def expect(self, handle: Hashable, name: Name) -> None:
         """The answer of this name is for this handle."""
         self._handle_of[name] = handle
 
@@ -114,7 +114,7 @@ class Requests:
         self._out.actions.append(Fill(handle, m.index, payload, m.in_place))
         self.received(handle, m.index)
 
-    def receipt(self, m: wire.Received) -> int | None:
+    def receipt(self, m: wire.Received) -> Hashable:
         """The parent has an entry of a load or push; the handle it belongs to.
 
         None if there is none, or if the entry was not sent yet: then the receipt is for a former
@@ -125,12 +125,12 @@ class Requests:
             return None
         return self._handle_of.pop(name, None)
 
-    def received(self, handle: int, index: int) -> None:
+    def received(self, handle: Hashable, index: int) -> None:
         """One extent, or chunk, of a handle is answered."""
         self._open[handle].missing.discard(index)
         self.close_if_done(handle)
 
-    def close_if_done(self, handle: int) -> None:
+    def close_if_done(self, handle: Hashable) -> None:
         """Report `Done` of a handle that misses nothing and may be used."""
         entry = self._open[handle]
         if entry.missing or (entry.pull is not None and entry.pull[0] > self.judged_step + 1):
@@ -157,7 +157,7 @@ class Requests:
                 entry.missing = set(entry.indices)
                 self._ask(handle)
 
-    def forget(self, handle: int) -> None:
+    def forget(self, handle: Hashable) -> None:
         """Close a pull that is not needed any more: its answers will be dropped."""
         entry = self._open.pop(handle, None)
         for name in () if entry is None else entry.pull_names():
@@ -178,7 +178,7 @@ class Requests:
             return f"{answer} for the {verb} of step {step}, {what} {index}, part {part}"
         return ""
 
-    def _ask(self, handle: int) -> None:
+    def _ask(self, handle: Hashable) -> None:
         """Not before the step before the last is decided: the parent could not serve it."""
         entry = self._open[handle]
         assert entry.pull is not None
@@ -292,10 +292,12 @@ class Attachments:
         self._contributors = 1 << outbox.rank
         self._pieces: dict[int, Sequence[bytes]] = {}
         """Pieces of undecided attachments by step."""
-        self._handle = 0
+        self._handle: Hashable = None
         """The handle of the later part that is being sent."""
 
-    def attach(self, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0) -> None:
+    def attach(
+        self, step: int, pieces: Sequence[bytes], part: int = 0, handle: Hashable = None
+    ) -> None:
         """Send the pieces of a step's attachment; `handle`: of a later part."""
         if part:
             self._handle = handle

@@ -26,7 +26,7 @@ again and no worker has to go back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,7 +48,7 @@ Kind = type[wire.Message] | Verb
 class _Push(NamedTuple):
     """Gradients of a handle."""
 
-    handle: int
+    handle: Hashable
     step: int
     part: int
     extents: Sequence[Gradient]
@@ -121,14 +121,14 @@ class NicCore:
         self.membership.join(description, description_hash, extent_chunks)
         return self.out.take()
 
-    def load(self, now_ns: int, handle: int, chunks: Sequence[Gradient]) -> list[Action]:
+    def load(self, now_ns: int, handle: Hashable, chunks: Sequence[Gradient]) -> list[Action]:
         """Send initial float32 weights: rank 0, before step 0."""
         self.out.now_ns = now_ns
         self.requests.load(handle, chunks)
         return self.out.take()
 
     def pull(
-        self, now_ns: int, handle: int, step: int, part: int, extents: Sequence[int]
+        self, now_ns: int, handle: Hashable, step: int, part: int, extents: Sequence[int]
     ) -> list[Action]:
         """Request weights of extents; `part` counts this rank's uses of them within the step."""
         self.out.now_ns = now_ns
@@ -136,7 +136,7 @@ class NicCore:
         return self.out.take()
 
     def push(
-        self, now_ns: int, handle: int, step: int, part: int, extents: Sequence[Gradient],
+        self, now_ns: int, handle: Hashable, step: int, part: int, extents: Sequence[Gradient],
         *, weight: float = 1.0, last: bool,
     ) -> list[Action]:  # fmt: skip
         """Send gradients; every push carries its rank's weight in its last part."""
@@ -181,8 +181,9 @@ class NicCore:
         return self.out.take()
 
     def attach(
-        self, now_ns: int, step: int, pieces: Sequence[bytes], part: int = 0, handle: int = 0
-    ) -> list[Action]:
+        self, now_ns: int, step: int, pieces: Sequence[bytes], part: int = 0,
+        handle: Hashable = None,
+    ) -> list[Action]:  # fmt: skip
         """Store these pieces beside the version that a step makes; of a later part, the one piece
         in place of what was attached late, once the step is decided."""
         self.out.now_ns = now_ns
@@ -201,7 +202,7 @@ class NicCore:
         self.membership.leave()
         return self.out.take()
 
-    def forget(self, handle: int) -> list[Action]:
+    def forget(self, handle: Hashable) -> list[Action]:
         """Close a pull that is not needed any more: its answers will be dropped."""
         self.requests.forget(handle)
         return self.out.take()

@@ -83,8 +83,6 @@ class DrivenWorker:
         self._room = Semaphore(clock, AHEAD)
         new_event = partial(Event, clock)
         self._joined = new_event()
-        self._done: list[Event] = []
-        """The event of each handle, by its number."""
         self._pulled: dict[tuple[int, int, int], Event] = defaultdict(new_event)
         """(step, use, unit): its weights are here."""
         self._over: dict[tuple[int, int], Event] = defaultdict(new_event)
@@ -104,8 +102,8 @@ class DrivenWorker:
                     self._send(message, payload)
                 case Drop(payload) | nic.Fill(payload=payload):
                     payload.drop()  # type: ignore[attr-defined]
-                case nic.Done(handle):
-                    self._done[handle].set()
+                case nic.Done(done):
+                    done.set()  # type: ignore[attr-defined]  # the handle of a pull or push
                 case nic.Joined():
                     self._joined.set()
                 case nic.StepDecided(step):
@@ -166,9 +164,8 @@ class DrivenWorker:
                 yield self._room.acquire()
                 if use == 0 and step:
                     yield self._over[step - 1, index]
-                handle = self._open(self._pulled[step, use, index])
-                extents = self._layout.unit_extents[index]
-                self._do(self._core.pull(self._clock.now_ns, handle, step, use, list(extents)))
+                done, extents = self._pulled[step, use, index], self._layout.unit_extents[index]
+                self._do(self._core.pull(self._clock.now_ns, done, step, use, list(extents)))
 
     def _push(self, step: int, part: int, index: int) -> Event:
         last, dtype, gradients = part == self._micro_batches - 1, self._gradient_dtype, []
@@ -178,15 +175,7 @@ class DrivenWorker:
             gradients.append(
                 nic.Gradient(index=extent, payload=payload, payload_bytes=nbytes, dtype=dtype)
             )
-        done, weight = Event(self._clock), float(last)
-        handle, is_last = self._open(done), last and self._streaming
+        done, weight, is_last = Event(self._clock), float(last), last and self._streaming
         now_ns = self._clock.now_ns
-        self._do(
-            self._core.push(now_ns, handle, step, part, gradients, weight=weight, last=is_last)
-        )
+        self._do(self._core.push(now_ns, done, step, part, gradients, weight=weight, last=is_last))
         return done
-
-    def _open(self, done: Event) -> int:
-        """A new handle, and the event of its end."""
-        self._done.append(done)
-        return len(self._done) - 1

@@ -34,6 +34,7 @@ class _Pull:
     by_hand: bool
     """The script asked for it: only the script gives it up."""
     is_fetched: bool = False
+    """`UnitWeights.fetch` was called."""
 
 
 class Prefetcher:
@@ -63,26 +64,22 @@ class Prefetcher:
 
     def use(self, unit: Unit) -> None:
         """Return when the unit's weights are in its storage."""
-        index = unit.index
+        index, weights, pull = unit.index, unit.weights, None
         self._record.append(index)
-        weights = unit.weights
-        if weights.shared is not None:
-            self._cursor = self._after(index)
-            self.use_count += 1
-            self.early_count += 1
-            self.top_up(wanted=index)
-            return
-        pull = self._pulls.get(index)
-        if pull is None or pull.step != self._step:
-            self._forget([p for p in self._pulls.values() if not p.by_hand])
-            weights.prepare(wait=True)
-            pull = self._ask(unit)
+        if weights.shared is None:  # else they are here, for the whole step
+            pull = self._pulls.get(index)
+            if pull is None or pull.step != self._step:
+                self._forget([p for p in self._pulls.values() if not p.by_hand])
+                weights.prepare(wait=True)
+                pull = self._ask(unit)
         self._cursor = self._after(index)
-        early = pull.handle.done
+        is_early = pull is None or pull.handle.done
         self.use_count += 1
-        self.early_count += early
+        self.early_count += is_early
         self.top_up(wanted=index)
-        if not early:
+        if pull is None:
+            return
+        if not is_early:
             start_ns = SYSTEM_CLOCK.now_ns()
             self._nic.wait(pull.handle)
             end_ns = SYSTEM_CLOCK.now_ns()
@@ -92,7 +89,7 @@ class Prefetcher:
         self._bytes -= weights.memory_bytes
         weights.publish(pull.handle.shared)
         self._bytes += weights.memory_bytes
-        if not early:
+        if not is_early:
             self._fetch_arrived()
 
     def freed(self, unit: Unit) -> None:
