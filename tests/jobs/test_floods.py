@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from luwu.base.limits import (
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.reader import FieldRead
 from luwu.nic.shell import Nic
+from luwu.transport.curve import Security
 from luwu.transport.interface import CreditExceeded, Delivery, PeerGone, PeerUp, Transport
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
@@ -43,20 +44,20 @@ class NarrowCluster(LocalCluster):
 
 
 @contextmanager
-def connected(endpoint: str) -> Iterator[ZeroMqTransport]:
+def connected(endpoint: str, security: Security | None = None) -> Iterator[ZeroMqTransport]:
     """A connection of somebody who may connect and has not joined."""
-    with ZeroMqTransport() as transport:
+    with ZeroMqTransport(security=security) as transport:
         transport.dial(SWITCH, endpoint)
         while not isinstance(transport.receive(None), PeerUp):
             pass
         yield transport
 
 
-def send(transport: ZeroMqTransport, header: bytes) -> bool:
+def send(transport: Transport, header: bytes, buffers: Sequence[bytes] = ()) -> bool:
     """Send, however long that takes; False if the connection is gone."""
     while True:
         try:
-            transport.send(SWITCH, header)
+            transport.send(SWITCH, header, buffers)
         except CreditExceeded:
             transport.receive(10**6)
         except PeerGone:

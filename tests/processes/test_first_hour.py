@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.processes.commands import Terminal, write_tiny
+from tests.processes.commands import Terminal
 
 WAITS = """
 import os
@@ -28,30 +28,6 @@ def test_first_hour_a_script_that_never_joins(shell: Terminal) -> None:
     assert command.wait() == 2
     assert "luwu run: the script of worker 0, 1 has ended" in command.err
     assert "luwu.init()" in command.err.splitlines()[-1]
-
-
-PRINTS = """
-import sys
-print("\\r 50%", end="", file=sys.stderr, flush=True)
-print('{"loss": 1}')
-"""
-
-
-@pytest.mark.feature("progress bars of worker 0")
-@pytest.mark.feature("--resume reports where it begins")
-def test_first_hour_output_and_resume(shell: Terminal) -> None:
-    """Goal: standard output is the script's alone; at most three lines of ours come before its
-    first; --resume says what it found: nothing, and then a state in which nothing is left to do."""
-    write_tiny(shell.directory / "tiny.py", first=PRINTS)
-    arguments = ("run", "--workers", "1", "--resume", "--state", "state", "tiny.py")
-    first = shell.succeed(*arguments)
-    assert first.out == '{"loss": 1}\n'
-    ours = [line for line in first.err.partition("50%")[0].splitlines() if line.strip()]
-    assert len(ours) <= 3, ours
-    assert "no state in state: starting at step 0" in ours
-    second = shell.succeed(*arguments)
-    assert "resuming at step 1; the place in the data is not restored" in second.err
-    assert "state holds step 1: nothing to do" in second.err
 
 
 @pytest.mark.feature("Ctrl-C, USR1, USR2, XCPU, QUIT")

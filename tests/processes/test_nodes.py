@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from luwu.commands.main import main
-from luwu.layout import Chunk, Share
 from luwu.testing.cluster import Cluster
-from switch_emu.store.direct_io import BLOCK_BYTES
-from switch_emu.store.geometry import TAIL_BYTES_MAX
 from tests import kill
-from tests.helpers.local_job import make_layout
 from tests.processes.jobs import Outside, exported, light_digest
 
 STEPS = 12
@@ -133,96 +128,3 @@ def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
         assert cluster.wait(150) == 5
         assert "all copies of some pages are lost" in cluster.output
         assert "E511" in cluster.output
-
-
-@pytest.mark.feature("several optimizer nodes")
-@pytest.mark.parametrize(
-    ("count", "replicas"), [(3, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
-)
-def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
-    """I3. Goal: the nodes end with the digest of plain torch, and each writes its own pages alone;
-    of three with two replicas, each writes those of two stripes, and receives as much.
-    Method: our own count of page bytes, exactly: of each version, and of the initial one."""
-    outside = Outside(tmp_path / "outside")
-    with start(tmp_path, count, outside, replicas=replicas) as cluster:
-        found = finished(cluster, outside)
-    assert found["weights_digest"] == light_digest(STEPS)
-    layout = replace(make_layout(), optimizer_nodes=count)
-    shares = [Share(layout, number, replicas) for number in range(count)]
-    chunks = [[layout.chunks[each] for each in share.chunks()] for share in shares]
-    written = [sum(map(page_bytes, each)) for each in chunks]
-    pushed = [STEPS * sum(c.sum_bytes for c in each if c.trainable) for each in chunks]
-    nodes = found["nodes"]
-    assert [node["disk_bytes"]["written"] for node in nodes] == written
-    assert [node["network_bytes"]["into_node"] for node in nodes] == pushed
-
-
-def page_bytes(chunk: Chunk) -> int:
-    """Bytes of a chunk's page that a run writes, in whole blocks: weights, and Adam's moments. What
-    is left of up to 256 bytes is kept with the checksums (`switch_emu/store/geometry.py`)."""
-    blocks, rest = divmod((1 + 2 * chunk.trainable) * chunk.sum_bytes, BLOCK_BYTES)
-    return (blocks + (rest > TAIL_BYTES_MAX)) * BLOCK_BYTES * (STEPS * chunk.trainable + 1)
-
-
-AVERAGING = """
-import pathlib
-
-import torch
-
-import luwu
-from tests.light_job import wait_for
-
-luwu.init()
-torch.manual_seed(1)
-model = torch.nn.Linear(128, 128)
-luwu.fully_shard(model)
-optimizer = luwu.optim.AdamW(
-    model.parameters(), lr=1e-2, average=luwu.ema(0.9), state_dtype="int8", master_dtype="bfloat16"
-)
-for step in range(optimizer.next_step, 12):
-    if step == 6:
-        wait_for(pathlib.Path("gate"))
-    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(100 * step + luwu.rank()))
-
-    def loss():
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(loss)
-luwu.finish()
-"""
-
-
-@pytest.mark.slow  # pages are lost and filled as wholes; tests/optim/test_averages.py has the rest
-@pytest.mark.feature("an average of the weights")
-@pytest.mark.feature("state in fewer bits")
-def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
-    """I1, I3. Goal: weights and their average have the bits of a quiet run of one node, though one
-    of two is killed with its directory and filled; weights and moments in few bits. Method:
-    kill -9, while workers wait at a gate."""
-    (tmp_path / "script.py").write_text(AVERAGING)
-    (tmp_path / "gate").touch()
-    shared = ("--workers", "2", "--chunk", "16KiB", "--durability", "process")
-    with Cluster.run(
-        tmp_path, "script.py", flags=(*shared, "--state", "quiet.state"), name="quiet"
-    ) as cluster:
-        assert cluster.wait(120) == 0, cluster.told
-    (tmp_path / "gate").unlink()
-    flags = (*shared, "--state", "state", "--optimizer-nodes", "2", "--replicas", "2")
-    with Cluster.run(tmp_path, "script.py", flags=flags) as cluster:
-        cluster.wait_for_steps(5, limit_s=120)
-        shutil.rmtree(tmp_path / "state" / "node-1")
-        pid = cluster.kill("node-1")
-        cluster.wait_for("node-1", but=pid)
-        cluster.wait_for_text("switch.returned", log="switch", limit_s=120)
-        (tmp_path / "gate").touch()
-        assert cluster.wait(120) == 0, cluster.told
-        cluster.wait_for_text("switch.filled", log="switch")
-    shutil.rmtree(tmp_path / "state" / "node-0")
-    assert main(["refill", str(tmp_path / "state"), "--without", "0"]) == 0
-    weights, average = (
-        [exported(tmp_path / name, average=average) for name in ("quiet.state", "state")]
-        for average in (False, True)
-    )
-    assert weights[0] == weights[1] != average[0] == average[1]

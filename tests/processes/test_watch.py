@@ -64,8 +64,8 @@ def test_numbers_of_the_script_are_kept_with_their_steps(shell: Terminal) -> Non
 
 @pytest.mark.feature("a report of every run")
 def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
-    """Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C leaves a report
-    of what was decided, and the watch says so."""
+    """I8. Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C ends all of
+    them in order, within seconds, and leaves a report of what was decided; the watch says so."""
     script = write_light(shell.directory / "light.py", steps=10**6)
     running = shell.start("run", "--workers", "2", "--run-dir", "run", str(script))
     path = shell.directory / "run"
@@ -79,6 +79,8 @@ def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
     assert all(each["is_alive"] for each in later["processes"])
     assert json.loads(shell.run("status", "--json", "run").out)["state"] == "running"
     assert running.interrupt() == 130
+    assert "interrupted" in running.err
+    assert "Traceback" not in running.err
     ended = watch.document()
     assert (ended["state"], ended["processes"]) == ("stopped", [])
     assert ended["steps"]["done"] >= later["steps"]["done"]
