@@ -119,29 +119,14 @@ class Log:
 
 
 @every_place
+@pytest.mark.parametrize(
+    "header", [b"\xc1", bytes(CONTROL_HEADER_BYTES_MAX + 1)], ids=["unreadable", "too large"]
+)
 def test_malformed_messages_end_their_connection(
-    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    header: bytes, has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I6. Goal: a few lines name the connection; the rest of what it sends is dropped unread."""
-    job = Job()
-    with cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster:
-        log = Log(shell_of(cluster), monkeypatch)
-        with connected(entrance(cluster)) as transport:
-            for _ in range(2000):
-                send(transport, b"\xc1")
-            results = cluster.run(Worker(job))
-            check(cluster, job, results)
-    assert len(log.refusals) == MALFORMED_MESSAGES_MAX
-    assert "cannot be read" in log.refusals[0]
-    assert "its messages are ignored from now on" in log.refusals[-1]
-
-
-@every_place
-def test_headers_beyond_the_limits_end_their_connection(
-    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I6. Goal: what the transport drops counts as a message that cannot be read. Method: headers
-    that are too large, and a stranger's messages do not pass for progress of the job."""
+    """I6. Goal: a few lines name the connection, also of what the transport drops; the rest of what
+    it sends is dropped unread. A stranger's messages do not pass for progress of the job."""
     job = Job()
     with (
         cluster_for(job, tmp_path, has_switch=has_switch, transport="ipc") as cluster,
@@ -154,8 +139,8 @@ def test_headers_beyond_the_limits_end_their_connection(
         stranger.linger, stranger.probe_router = 0, 1
         stranger.connect(entrance(cluster))
         stranger.send(said(cluster, wire.Pull, index=0, part=0))
-        for _ in range(500):
-            stranger.send(bytes(CONTROL_HEADER_BYTES_MAX + 1))
+        for _ in range(1000):
+            stranger.send(header)
         assert is_soon(lambda: len(log.lines) >= MALFORMED_MESSAGES_MAX)
         assert shell._progress_ns == before_ns
         check(cluster, job, cluster.run(Worker(job)))
