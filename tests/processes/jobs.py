@@ -135,3 +135,4 @@ def assert_accounted_for(rows: Sequence[Mapping[str, Any]]) -> None:
         for counts in (row["messages"], row["bytes"]):
             gone = counts["received"] + counts["dropped"] + counts["in_flight"]
             assert counts["sent"] + counts["repeated"] == gone, row
+            assert counts["dropped"] == counts["lost"] + counts["overflowed"] + counts["cut"], row

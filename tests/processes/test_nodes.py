@@ -1,9 +1,8 @@
-"""Several optimizer nodes as processes: one digest with any number of them, killed or not."""
+"""Two optimizer nodes as processes: the digest of plain torch, killed or not, lost and filled."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,12 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
     return found
 
 
-def start(
-    directory: Path, count: int, outside: Outside, *, replicas: int = 1, workers: int = 2,
-    script: Sequence[str] = (), restarts: int = 2, steps: int = STEPS, flags: Sequence[str] = (),
-) -> Cluster:  # fmt: skip
+def start(directory: Path, outside: Outside, *, restarts: int = 2, **more: Any) -> Cluster:
+    """A run with two nodes that hold the same pages."""
+    flags = ("--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB")
     return kill.start(
-        directory, f"of-{count}", steps=steps, restarts=restarts, outside=outside, workers=workers,
-        script=script,
-        more_flags=[
-            "--optimizer-nodes", str(count), "--replicas", str(replicas), "--chunk", "16KiB",
-            "--memory-budget", "64MiB", *flags,
-        ],
+        directory, "run", steps=STEPS, restarts=restarts, outside=outside,
+        more_flags=[*flags, "--memory-budget", "64MiB"], **more,
     )  # fmt: skip
 
 
@@ -46,7 +40,7 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
     once, the digest is that of plain torch; so has an export, after one directory was lost and
     made again from the other. Method: kill -9 in the middle."""
     outside = Outside(tmp_path / "outside")
-    with start(tmp_path, 2, outside, replicas=2) as cluster:
+    with start(tmp_path, outside) as cluster:
         for step, role in ((2, "node-1"), (5, "node")):
             cluster.wait_for(role)
             kill.wait_for_step(cluster, step, limit_s=150)
@@ -54,9 +48,9 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
             cluster.wait_for(role, but=pid)
         found = finished(cluster, outside)
     assert found["weights_digest"] == light_digest(STEPS)
-    shutil.rmtree(tmp_path / "of-2.state" / "node-0")
-    assert main(["refill", str(tmp_path / "of-2.state"), "--without", "0"]) == 0
-    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
+    shutil.rmtree(tmp_path / "run.state" / "node-0")
+    assert main(["refill", str(tmp_path / "run.state"), "--without", "0"]) == 0
+    assert exported(tmp_path / "run.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -66,8 +60,8 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     state says so, and is whole again after a refill. Method: kill -9, and delete its directory; no
     process is started in its place."""
     outside = Outside(tmp_path / "outside")
-    role, directory = ("node", "node-1")[number], tmp_path / "of-2.state" / f"node-{number}"
-    with start(tmp_path, 2, outside, replicas=2, restarts=0) as cluster:
+    role, directory = ("node", "node-1")[number], tmp_path / "run.state" / f"node-{number}"
+    with start(tmp_path, outside, restarts=0) as cluster:
         cluster.wait_for(role)
         kill.wait_for_step(cluster, 3, limit_s=150)
         shutil.rmtree(directory)
@@ -77,11 +71,11 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     assert f"{role} is lost (signal SIGKILL); the run goes on without it" in said
     assert found["weights_digest"] == light_digest(STEPS)
     assert len(found["nodes"]) == 1
-    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
-    assert main(["verify", "--full", str(tmp_path / "of-2.state")]) == 0
-    shutil.rmtree(tmp_path / "of-2.state" / f"node-{1 - number}")
-    assert main(["refill", str(tmp_path / "of-2.state"), "--without", str(1 - number)]) == 0
-    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
+    assert main(["refill", str(tmp_path / "run.state")]) == 0
+    assert main(["verify", "--full", str(tmp_path / "run.state")]) == 0
+    shutil.rmtree(tmp_path / "run.state" / f"node-{1 - number}")
+    assert main(["refill", str(tmp_path / "run.state"), "--without", str(1 - number)]) == 0
+    assert exported(tmp_path / "run.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -90,13 +84,13 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     """I1, I2, I3, E8. Goal: a node that comes back empty has all pages by the end, with the digest
     of plain torch: the other's directory may be lost then. Method: kill -9, and delete its
     directory; workers wait at a gate until its successor is there."""
-    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "run.state", tmp_path / "gate"
     steps, role = 40, ("node", "node-1")[number]
     script = (
         "-m", "tests.light_job", "--steps", str(steps), "--compute-ms", "5",
         "--gate", str(gate), "--gate-step", "6",
     )  # fmt: skip
-    with start(tmp_path, 2, outside, replicas=2, script=script) as cluster:
+    with start(tmp_path, outside, script=script) as cluster:
         kill.wait_for_step(cluster, 5, limit_s=150)
         shutil.rmtree(state / f"node-{number}")
         pid = cluster.kill(role)
@@ -117,9 +111,9 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
 def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
     """E6. Goal: the run ends with E511: a snapshot helps, and not the same command again. Method:
     kill -9 of both at a gate, and both directories deleted."""
-    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "run.state", tmp_path / "gate"
     script = ("-m", "tests.light_job", "--steps", "4", "--gate", str(gate))
-    with start(tmp_path, 2, outside, replicas=2, workers=1, script=script) as cluster:
+    with start(tmp_path, outside, workers=1, script=script) as cluster:
         kill.wait_for_step(cluster, 2, limit_s=150)
         for number, role in enumerate(("node", "node-1")):
             cluster.kill(role)

@@ -80,6 +80,26 @@ def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     assert re.match(r"luwu: 1 worker of job \d+ at tcp://127\.0\.0\.1:\d+; log ", joining[0])
 
 
+WAITS = """
+import os
+while os.environ["RANK"] == "0" and not os.path.exists("go"):
+    pass
+"""
+
+
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
+def test_a_script_that_never_joins(shell: Terminal) -> None:
+    """Goal: said while the second worker still runs; the end follows at once, with code 2."""
+    script = shell.directory / "plain.py"
+    script.write_text(WAITS)
+    command = shell.start("run", "--workers", "2", "--state", "state", "plain.py")
+    command.wait_for("the script of worker 1 has ended, and no worker has joined the job")
+    (shell.directory / "go").touch()
+    assert command.wait() == 2
+    assert "luwu run: the script of worker 0, 1 has ended" in command.err
+    assert "luwu.init()" in command.err.splitlines()[-1]
+
+
 @pytest.mark.feature("the progress of a script that prints nothing")
 def test_a_terminal_shows_the_progress_of_a_silent_script(tmp_path: Path) -> None:
     """Goal: in a terminal the last decided step is seen, in one line that is rewritten in place
