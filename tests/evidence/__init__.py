@@ -5,5 +5,5 @@
     digests.py     digests of trained weights, by way of running
     states.py      states that must be read as they were written
 
-`python -m tests.evidence --help` lists the commands.
+`pytest tests/evidence` compares; `python -m tests.evidence WHAT` writes anew.
 """

@@ -112,6 +112,14 @@ def is_comparable() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+def expected(name: str) -> str | None:
+    """The digest that a way must come to: the file's; where this processor rounds otherwise, that
+    of the plain way, or None if that may differ."""
+    if is_comparable():
+        return table()[name]
+    return digest(PLAIN) if name in _SAME else None
+
+
 def digest(name: str) -> str:
     """Run a job in a way."""
     with tempfile.TemporaryDirectory(prefix="luwu-evidence-") as directory:
@@ -123,15 +131,3 @@ def write_table() -> None:
     lines = ["# Digests of weights by way of running: tests/evidence/digests.py."]
     lines += [f"{digest(name)}  {name}" for name in WAYS]
     TABLE.write_text("\n".join([*lines, ""]))
-
-
-def differences() -> list[str]:
-    """Ways that come to another digest than the file has, in words."""
-    found = {name: digest(name) for name in WAYS}
-    expected = table()
-    if not is_comparable():
-        expected = {name: found[PLAIN] if name in _SAME else found[name] for name in WAYS}
-    return [
-        f"{name}: expected {expected.get(name)}, found {found[name]}"
-        for name in WAYS if expected.get(name) != found[name]
-    ]  # fmt: skip

@@ -118,8 +118,6 @@ class FakeNetwork:
         self.pages: dict[int, _Page] = {}
         self.step = 0
         self.attempt = 0
-        self.kept: dict[tuple[int, int], bytes] = {}
-        """(rank, step) -> what a rank keeps beside the version the step makes."""
         self.outcomes: dict[int, tuple[bool, tuple[float, ...]]] = {}
         self.now = _Step()
         self.log: list[tuple[str, int, int, int, int]] = []
@@ -482,8 +480,6 @@ class FakeNic:
     def attach(self, step: int, data: bytes, part: int = 0) -> None:
         with self.network.changed:
             self._check()
-            before = self.network.kept[self.rank, step] if part else b""
-            self.network.kept[self.rank, step] = before + data
 
     def commit(self, step: int, parts: int, hyper: bytes, *, skip: bool = False) -> FakeStepHandle:
         self._copies.wait()

@@ -99,11 +99,6 @@ def test_the_api_page_has_every_public_name() -> None:
     assert set(public_names()) <= set(shown)
 
 
-def test_the_readme_is_one_screen_and_no_more() -> None:
-    """Goal: 6 KB at most; what is longer belongs on a page of its own."""
-    assert (ROOT / "README.md").stat().st_size <= 6 * 1024
-
-
 # ---------------------------------------------------------------------- features
 
 

@@ -27,13 +27,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import luwu
 from luwu.base.errors import ConfigError, LuwuError, StepOrderError
 from luwu.launch import local_cluster
-from luwu.testing.cluster import Cluster
 from luwu.training.script import run
 from tests.helpers.docstrings import doctest_of
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.training_harness import worker
 from tests.integrations.hugging_face import Later
-from tests.processes.jobs import ON_THE_CPU
+from tests.integrations.test_transformers_page import run as run_command
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("lightning_fabric") is None,
@@ -275,18 +274,6 @@ def test_fabric_accumulates(update: str) -> None:
     assert_same_weights(pulled, weights)
 
 
-@pytest.mark.feature("Fabric: no_backward_sync")
-def test_fabric_step_without_a_push_is_refused() -> None:
-    """Goal: gradients that no backward pushed are not left out in silence."""
-    fabric, model, optimizer = started()
-    x, _ = batches()[0]
-    with fabric.no_backward_sync(model):
-        fabric.backward(model(x).sum())
-    with pytest.raises(StepOrderError, match="keeps gradients that were not pushed"):
-        optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.mark.feature("Fabric: clip_gradients")
 def test_fabric_clips() -> None:
     """I4. Goal: losses and norms of plain Fabric, where some steps are clipped and others not."""
@@ -496,25 +483,18 @@ def test_fabric_refuses_clipping_by_value() -> None:
         fabric.clip_gradients(model, optimizer, max_norm=1.0, norm_type=3)
 
 
-@pytest.mark.parametrize("precision", ["16-true", "64-true"])
 @pytest.mark.feature("Fabric: precision")
-def test_fabric_refuses_precision(precision: str) -> None:
-    """Goal: the line that makes Fabric raises."""
-    with pytest.raises(ConfigError, match=rf"{precision}.*bf16-mixed.*loss_scale"):
-        lightning_fabric.Fabric(
-            accelerator="cpu", strategy=luwu_fabric.LuwuStrategy(), precision=precision
-        )
-
-
-@pytest.mark.feature("Fabric: precision")
-def test_fabric_refuses_a_grad_scaler() -> None:
-    """Goal: 16-mixed, which Fabric makes for GPUs only, is refused by its plugin."""
-    precision = importlib.import_module("lightning_fabric.plugins.precision")
-    scaled = precision.MixedPrecision("16-mixed", "cpu")
-    with pytest.raises(ConfigError, match=r"16-mixed.*bf16-mixed.*loss_scale"):
-        lightning_fabric.Fabric(
-            accelerator="cpu", strategy=luwu_fabric.LuwuStrategy(), plugins=[scaled]
-        )
+def test_fabric_refuses_precision() -> None:
+    """Goal: the line that makes Fabric raises; so does a plugin for 16-mixed, which Fabric makes by
+    itself for GPUs only."""
+    kinds = importlib.import_module("lightning_fabric.plugins.precision")
+    scaled = kinds.MixedPrecision("16-mixed", "cpu")
+    for name, given in (
+        ("16-true", {"precision": "16-true"}), ("64-true", {"precision": "64-true"}),
+        ("16-mixed", {"plugins": [scaled]}),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"{name}.*bf16-mixed.*loss_scale"):
+            lightning_fabric.Fabric(accelerator="cpu", strategy=luwu_fabric.LuwuStrategy(), **given)
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -610,13 +590,7 @@ def test_fabric_page_with_two_workers(tmp_path: Path, monkeypatch: pytest.Monkey
             monkeypatch.chdir(directory)
             runpy.run_path(str(script), run_name="__main__")
         else:
-            words = shlex.split(command)
-            assert words == ["luwu", "run", "--workers", "2", "train.py"]
-            environ = {"OMP_NUM_THREADS": "1"}
-            flags = [*words[2:4], "--transport", "ipc"]
-            with Cluster.run(directory, str(script), flags=flags, environ=environ) as cluster:
-                assert cluster.wait(100) == 0, cluster.output
-                assert cluster.wait_until_clean() == []
+            run_command(directory, shlex.split(command))
         losses.append(json.loads((directory / "losses.json").read_text()))
         saved.append(read(directory / "model.ckpt"))
     assert len(losses[0]) == 40
@@ -625,47 +599,3 @@ def test_fabric_page_with_two_workers(tmp_path: Path, monkeypatch: pytest.Monkey
     assert saved[1]["steps"] == saved[0]["steps"] == 20
     for name, weights in saved[0]["model"].items():
         torch.testing.assert_close(saved[1]["model"][name], weights, rtol=0, atol=1e-4)
-
-
-CONTINUED = """\
-import json
-from pathlib import Path
-
-import torch
-from lightning_fabric import Fabric
-
-import luwu
-from luwu.integrations.fabric import LuwuStrategy
-from tests.integrations.test_fabric import Net, train
-
-fabric = Fabric(strategy=LuwuStrategy({torch.nn.Linear}))
-fabric.launch()
-model = fabric.setup_module(Net())
-optimizer = fabric.setup_optimizers(luwu.optim.AdamW(model.parameters(), lr=1.0))
-fabric.load("model.ckpt", {"model": model, "optimizer": optimizer})
-losses = train(fabric, model, optimizer)
-Path(f"losses-{fabric.global_rank}.json").write_text(json.dumps(losses))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.feature("Fabric: save, load")
-def test_fabric_loads_with_two_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I4, I8. Goal: a run of two loads what one has saved. Method: both compute the same batches,
-    so that the mean of their gradients is that of plain Fabric alone, to the bit."""
-    expected, _ = plain(lambda *parts: train(*parts) + train(*parts))
-    fabric, model, optimizer = started()
-    train(fabric, model, optimizer)
-    fabric.save(tmp_path / "model.ckpt", {"model": model, "optimizer": optimizer})
-    luwu.finish()
-    script = tmp_path / "continued.py"
-    script.write_text(CONTINUED)
-    monkeypatch.chdir(tmp_path)
-    environ = {"OMP_NUM_THREADS": "1", **ON_THE_CPU}
-    flags = ["--workers", "2", "--transport", "ipc"]
-    with Cluster.run(tmp_path, str(script), flags=flags, environ=environ) as cluster:
-        assert cluster.wait(100) == 0, cluster.output
-        assert cluster.wait_until_clean() == []
-    for rank in (0, 1):
-        losses = json.loads((tmp_path / f"losses-{rank}.json").read_text())
-        assert losses == expected[STEPS:]

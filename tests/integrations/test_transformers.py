@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import luwu
-from luwu.base.errors import ConfigError, LuwuError, StepOrderError
+from luwu.base.errors import ConfigError, LuwuError
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import worker
@@ -207,26 +207,6 @@ def test_transformers_evaluate_and_generate(tmp_path: Path) -> None:
         assert found_loss == pytest.approx(loss, abs=FLOAT32)
         assert len(texts) == 3
         assert all(torch.equal(text, expected) for text in texts)
-
-
-@pytest.mark.feature("a cache of keys and values that keeps a graph")
-def test_transformers_cache_with_a_graph_is_refused(tmp_path: Path) -> None:
-    """Goal: the backward of a forward over a cache that another forward left with its graph raises,
-    where it reads weights that are away."""
-    options = options_of("llama")
-    inputs = finetune.batch_of(
-        options, make_batches(tmp_path, options), 0, rank=0, world_size=1
-    )["input_ids"]  # fmt: skip
-    with worker(FakeNetwork(1)):
-        model: Any = finetune.make_model(options)
-        finetune.shard(model, options)
-        luwu.optim.SGD(model.parameters(), lr=0.1)
-        first = model(input_ids=inputs[:, :16], use_cache=True)
-        again = model(input_ids=inputs[:, 16:], past_key_values=first.past_key_values)
-        with pytest.raises(
-            StepOrderError, match=r"reached unit model\.layers\.\d past its outputs"
-        ):
-            again.logits.sum().backward()
 
 
 @pytest.mark.feature("save_pretrained, resize_token_embeddings")

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import luwu
 from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout, Share
 from switch_emu.node import plan
@@ -29,10 +28,6 @@ from tests.helpers.local_job import (
     every_place,
     make_layout,
 )
-from tests.helpers.real_training import in_cluster
-from tests.helpers.small_models import shard, square_loss
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from tests.training.test_accumulation import STEPS, make
 from tests.wire.test_layout import EXTENT_CHUNKS, FIXED, layouts
 
 SMALL = {"switch": 640 * KIB, "no-switch": 1040 * KIB}
@@ -149,29 +144,6 @@ def test_clipping_does_not_depend_on_extents(update: str, tmp_path: Path) -> Non
             check(cluster, job, results)
         norms.append([results[0].outcomes[step] for step in range(job.steps)])
     assert norms == [norms[0]] * 3
-
-
-@pytest.mark.feature("accumulation on the node")
-def test_several_backwards_in_extents(tmp_path: Path) -> None:
-    """I3. Goal: four backwards on one rank are one on each of four, whatever travels together,
-    also where totals are spilled between two backwards."""
-
-    def trained(name: str, world_size: int, parts: int, **changes: Any) -> str:
-        def work(rank: int) -> None:
-            model = make()
-            shard(model)
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update="at_step")
-            for step in range(STEPS):
-                for part in range(parts):
-                    (square_loss(model, step, rank + part, 0) / parts).backward()
-                optimizer.step()
-
-        return in_cluster(tmp_path / name, work, world_size=world_size, **changes).digest
-
-    expected = trained("four", 4, 1)
-    assert trained("in RAM", 1, 4, extent_chunks=3) == expected
-    state = {"state": tmp_path / "state", "memory_budget_bytes": SMALL["switch"]}
-    assert trained("spilled", 1, 4, extent_chunks=3, **state) == expected
 
 
 # ---------------------------------------------------------------------------- pages of an extent

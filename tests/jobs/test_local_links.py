@@ -8,7 +8,6 @@ import pytest
 
 from luwu.base.links import parse_links
 from luwu.launch.local_cluster import LocalCluster
-from switch_emu.links.linked import KINDS
 from tests.helpers.local_job import Job, Worker, check, cluster_for, every_place
 from tests.processes.jobs import assert_accounted_for
 
@@ -23,18 +22,10 @@ def check_counters(cluster: LocalCluster, *, is_bad: bool) -> None:
     assert {row["link"] for row in rows} == names
     assert len(rows) == 2 * len(names)
     assert_accounted_for(rows)
-    for row in rows:
-        assert row["label"] == "emulated"
-        for unit in ("messages", "bytes"):
-            found = row[unit]
-            assert set(found) == set(KINDS)
-            assert found["dropped"] == found["lost"] + found["overflowed"] + found["cut"]
-        assert row["messages"]["received"] > 0
-        if not is_bad:
-            assert row["messages"]["lost"] == row["messages"]["repeated"] == 0
-    if is_bad:
-        assert sum(row["messages"]["lost"] for row in rows) > 0
-        assert sum(row["messages"]["repeated"] for row in rows) > 0
+    assert {row["label"] for row in rows} == {"emulated"}
+    assert all(row["messages"]["received"] > 0 for row in rows)
+    for kind in ("lost", "repeated"):
+        assert (sum(row["messages"][kind] for row in rows) > 0) == is_bad
 
 
 @pytest.mark.parametrize(

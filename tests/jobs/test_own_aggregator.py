@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from switch_emu.switch.core.actions import SwitchLimits
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Stack, shard, square_loss
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.optim.test_own_optimizer import install
 from tests.wire.test_aggregators import ELEMS, combine, decode, encode, gradients
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "aggregator"
@@ -27,19 +26,8 @@ STEPS = 5
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The example's module, installed as far as entry points go."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    site = tmp_path_factory.mktemp("site")
-    folder = site / f"luwu_fp8-{project['version']}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
-    ((group, entries),) = project["entry-points"].items()
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    (folder / "entry_points.txt").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(site))
-        patch.syspath_prepend(str(EXAMPLE))
-        yield importlib.import_module("luwu_fp8")
+        yield install(EXAMPLE, tmp_path_factory.mktemp("example") / "site", patch)
 
 
 def train(rank: int) -> list[float]:

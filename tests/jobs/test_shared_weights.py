@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import luwu
-from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.shell import Nic
+from tests.helpers.real_training import in_cluster, seeded
 
-MIB = 2**20
 STEPS = 4
 
 
-def cluster_of(tmp_path: Path, *, has_switch: bool, world_size: int = 2) -> LocalCluster:
-    return LocalCluster(
-        world_size=world_size, state=None, memory_budget_bytes=64 * MIB, chunk_bytes=16 * 1024,
-        transport="shm", has_switch=has_switch, summary=tmp_path / "summary.json",
-    )  # fmt: skip
+def train(
+    directory: Path, make: Callable[[], nn.Module], *, has_switch: bool, update: str = "streaming",
+    world_size: int = 2,
+) -> Sequence[tuple[int, int]]:  # fmt: skip
+    """A few steps; of each rank, the weights that it held at most and the bytes that it pulled."""
 
+    def work(rank: int) -> tuple[int, int]:
+        model = luwu.fully_shard_each(seeded(make), nn.Linear)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        for step in range(STEPS):
+            x = torch.full((2, 96), 0.1 * (step + rank + 1))
+            model(x).square().mean().backward()
+            optimizer.step()
+        session = luwu.session()
+        return session.pulls.bytes_count.peak, session.nic.counters.pull_bytes
 
-def train(nic: Nic, model: nn.Module, update: str = "streaming") -> Any:
-    """A few steps; the session."""
-    torch.set_num_threads(1)
-    session = luwu.init(nic=nic, device="cpu")
-    torch.manual_seed(3)
-    for layer in model:
-        luwu.fully_shard(layer)
-    luwu.fully_shard(model)
-    optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
-    for step in range(STEPS):
-        x = torch.full((2, 96), 0.1 * (step + nic.rank + 1))
-        model(x).square().mean().backward()
-        optimizer.step()
-    luwu.finish()
-    return session
+    changes = {"transport": "shm", "has_switch": has_switch, "world_size": world_size}
+    return in_cluster(directory, work, **changes).results
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
@@ -48,17 +42,11 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
     freed between forward and backward; `at_step` it lets go of them before the node overwrites
     them."""
 
-    def model() -> nn.Module:
+    def make() -> nn.Module:
         return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
 
-    def worker(nic: Nic) -> tuple[int, int]:
-        session = train(nic, model(), update)
-        return session.pulls.bytes_count.peak, nic.counters.pull_bytes
-
-    with cluster_of(tmp_path, has_switch=has_switch) as cluster:
-        results = cluster.run(worker)
-    parameters = sum(parameter.numel() for parameter in model().parameters())
-    for held_bytes, pulled_bytes in results:
+    parameters = sum(parameter.numel() for parameter in make().parameters())
+    for held_bytes, pulled_bytes in train(tmp_path, make, has_switch=has_switch, update=update):
         assert held_bytes == 0
         padding = 1.1
         assert STEPS * 4 * parameters <= pulled_bytes <= padding * (STEPS + 1) * 4 * parameters
@@ -75,8 +63,8 @@ class Clamped(nn.Linear):
 
 def test_a_weight_that_is_changed_in_place_is_noticed(tmp_path: Path) -> None:
     """Goal: the script reads an error, and neither dies of a signal nor changes what others see."""
-    with (
-        cluster_of(tmp_path, has_switch=False, world_size=1) as cluster,
-        pytest.raises(luwu.LuwuError, match="unit 0: a weight was changed in place"),
-    ):
-        cluster.run(lambda nic: train(nic, nn.Sequential(Clamped(96, 96), nn.Linear(96, 8))))
+    with pytest.raises(luwu.LuwuError, match="unit 0: a weight was changed in place"):
+        train(
+            tmp_path, lambda: nn.Sequential(Clamped(96, 96), nn.Linear(96, 8)), has_switch=False,
+            world_size=1,
+        )  # fmt: skip

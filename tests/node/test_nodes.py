@@ -19,12 +19,15 @@ from luwu.commands.main import main
 from luwu.join.connection import parse_url
 from luwu.launch.nodes import check_nodes
 from luwu.launch.serving import decide_sizes
-from luwu.layout import Share
+from luwu.layout import Chunk, Share
 from luwu.wire.description import Description
 from luwu.wire.stored import WEIGHT
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.store import DecidedStep, FilePageStore
+from switch_emu.store.direct_io import BLOCK_BYTES
+from switch_emu.store.geometry import TAIL_BYTES_MAX
 from switch_emu.store.striped import StripedPages, node_count_of, node_directory
+from tests.helpers import local_job
 from tests.simulate.job import make_layout
 
 JOB = Description(layout=make_layout(), optimizer="adamw", state_fields=("m", "v"))
@@ -80,6 +83,40 @@ def test_striped_pages_have_the_digest_of_one_store(
     with StripedPages(tmp_path / "many", count) as pages:
         pages.lay_out(job.layout)
         assert weights_digest(pages, job.layout) == expected
+
+
+@pytest.mark.feature("several optimizer nodes")
+@pytest.mark.parametrize(("count", "replicas"), [(3, 2), (4, 1)])
+def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
+    """I3. Goal: the nodes end with the digest of plain torch, and each writes its own pages alone;
+    of three with two replicas, each writes those of two stripes, and receives as much.
+    Method: our own count of page bytes, exactly: of each version, and of the initial one."""
+    layout = replace(local_job.make_layout(), optimizer_nodes=count)
+    job = local_job.Job(layout=layout)
+    changes = {"state": tmp_path / "state", "optimizer_nodes": count, "replicas": replicas}
+    (tmp_path / "state").mkdir()
+    with local_job.cluster_for(job, tmp_path, **changes) as cluster:
+        cluster.run(local_job.Worker(job))
+        cluster.wait_until_served()
+        written = [node.store.stats.bytes_written for node in cluster.nodes]
+        received = [node.payload_bytes()["into_node"] for node in cluster.nodes]
+    owned = [
+        [layout.chunks[each] for each in Share(layout, number, replicas).chunks()]
+        for number in range(count)
+    ]
+    assert written == [sum(page_bytes(c, job.steps) for c in each) for each in owned]
+    trained = [sum(c.sum_bytes for c in each if c.trainable) for each in owned]
+    assert received == [job.steps * each for each in trained]
+    with StripedPages(tmp_path / "state", count) as pages:
+        pages.lay_out(layout)
+        assert weights_digest(pages, layout) == local_job.plain(job).digest
+
+
+def page_bytes(chunk: Chunk, steps: int) -> int:
+    """Bytes of a chunk's page that a run writes, in whole blocks: weights, and Adam's moments. What
+    is left of up to 256 bytes is kept with the checksums (`switch_emu/store/geometry.py`)."""
+    blocks, rest = divmod((1 + 2 * chunk.trainable) * chunk.sum_bytes, BLOCK_BYTES)
+    return (blocks + (rest > TAIL_BYTES_MAX)) * BLOCK_BYTES * (steps * chunk.trainable + 1)
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:

@@ -22,19 +22,24 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "optimizer
 STEPS = 4
 
 
-@pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The example's module, installed as far as entry points go."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    folder = tmp_path / "site" / f"luwu_signum-{project['version']}.dist-info"
+def install(example: Path, site: Path, patch: pytest.MonkeyPatch) -> Any:
+    """The module of an example of the documents, installed as far as entry points go."""
+    project = tomllib.loads((example / "pyproject.toml").read_text())["project"]
+    module = project["name"].replace("-", "_")
+    folder = site / f"{module}-{project['version']}.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
     ((group, entries),) = project["entry-points"].items()
     lines = [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (folder / "entry_points.txt").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(str(folder.parent))
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    return importlib.import_module("luwu_signum")
+    patch.syspath_prepend(str(site))
+    patch.syspath_prepend(str(example))
+    return importlib.import_module(module)
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return install(EXAMPLE, tmp_path / "site", monkeypatch)
 
 
 @pytest.mark.feature("a custom optimizer")

@@ -10,46 +10,38 @@ process says so and ends with code 1.
 
 from __future__ import annotations
 
-import json
 import resource
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import zmq
 
-from luwu.base.errors import LuwuError
-from workers.data import Batches, load_corpus
+from workers import train
+from workers.arms import Arm
 from workers.gpt import GPT, GPTConfig
-from workers.options import parse_options
-from workers.train import make_arm, memory_bytes, train, write_result
+from workers.options import Options
 
 
 def main(arguments: Sequence[str]) -> int:
     """Train under the limit; the exit code."""
-    headroom_bytes, options = int(arguments[0]), parse_options(arguments[1:])
-    corpus = load_corpus(options.data)
-    batches = Batches(corpus.tokens, context=options.context, seed=options.seed)
-    arm = make_arm(options, data_digest=corpus.digest)  # connected: its threads are there
-    warm_up()
-    used_bytes = memory_bytes("VmData")
-    assert used_bytes is not None
     _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + headroom_bytes, most_bytes))
+
+    def make_arm(options: Options, **more: Any) -> Arm:
+        arm = train.make_arm(options, **more)  # connected: its threads are there
+        warm_up()
+        used_bytes = train.memory_bytes("VmData")
+        assert used_bytes is not None
+        resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + int(arguments[0]), most_bytes))
+        return arm
+
     try:
-        arm.build(options.gpt(corpus.vocab))
-        parameter_bytes = sum(4 * p.numel() for p in arm.module.parameters())
-        progress = train(arm, batches, options)
-        write_result(arm, corpus, progress, arm.weights_digest(), options)
+        return train.main(arguments[1:], make_arm)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, LuwuError):
-            raise
         resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))  # to end well, that is
         print(f"beyond the limit: {error!r}", file=sys.stderr)
         return 1
-    print(json.dumps({"headroom_bytes": headroom_bytes, "parameter_bytes": parameter_bytes}))
-    arm.leave()
-    return 0
 
 
 def warm_up() -> None:

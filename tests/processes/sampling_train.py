@@ -15,6 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+import luwu
 from tests.light_job import POLL_S, is_open, sleep, wait_for
 
 SAMPLES, EPOCHS = 500, 2
@@ -42,35 +45,28 @@ def main(here: Path) -> None:
     own = here / f"read-{os.environ['RANK']}"
     if own.exists():
         wait_for(here / "again")
-
-    import torch
-
-    import luwu
-
     luwu.init()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(8, 8)
-    luwu.fully_shard(model)
+    model = luwu.fully_shard(torch.nn.Linear(8, 8))
     optimizer = luwu.optim.SGD(model.parameters(), lr=1e-3)
     sampler = luwu.ElasticSampler(SAMPLES, batch_size=4, seed=1)
     luwu.attach("sampler", sampler)
-    with own.open("a") as read:
-        while True:
-            try:
-                while sampler.epoch < EPOCHS:
-                    for indices in sampler.batches():
-                        step = optimizer.next_step
-                        print(json.dumps([step, indices]), file=read, flush=True)
-                        loss = model(torch.ones(4, 8)).square().mean()
-                        sleep(0.05)
-                        while not is_open(here / "go", GATE, step):  # the step before is decided
-                            sleep(POLL_S)
-                        loss.backward()
-                        optimizer.step()
-                luwu.finish()
-                return
-            except luwu.StepAborted:
-                pass
+    while True:
+        try:
+            while sampler.epoch < EPOCHS:
+                for indices in sampler.batches():
+                    step = optimizer.next_step
+                    with own.open("a") as read:
+                        read.write(json.dumps([step, indices]) + "\n")
+                    loss = model(torch.ones(4, 8)).square().mean()
+                    sleep(0.05)
+                    while not is_open(here / "go", GATE, step):  # the step before is decided
+                        sleep(POLL_S)
+                    loss.backward()
+                    optimizer.step()
+            luwu.finish()
+            return
+        except luwu.StepAborted:
+            pass
 
 
 if __name__ == "__main__":

@@ -88,7 +88,6 @@ TYPED = {
     "compare --data nothing.txt": (
         r"--data nothing\.txt does not exist; name a text file or a \.bin"
     ),
-    "compare --data .": r"--data \. is a directory; name a text file or a \.bin",
     "run --worker-hosts 2 -m workers.train": (
         "worker_hosts: several hosts share the workers of one job; start luwu up on one"
     ),
@@ -176,20 +175,6 @@ def test_bad_input_typed_into_a_terminal(shell: Terminal) -> None:
 def test_bad_input_typed(typed_here: Typed, line: str, said: str) -> None:
     leaves = (RUNS,) if line.startswith("up") or URL in line else ()
     typed_here(*line.split(), said=said, leaves=leaves)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("empty.txt", b"", r"empty\.txt is empty; name a file with text"),
-        ("odd.bin", b"abc", r"odd\.bin has 3 bytes, an odd number.*uint16"),
-    ],
-)
-def test_bad_input_data(
-    typed_here: Typed, tmp_path: Path, name: str, content: bytes, said: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    typed_here("compare", "--data", name, said=said, leaves=(name,))
 
 
 # ---------------------------------------------------------------------- found when processes run

@@ -10,16 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.schemas import check
-from tests.processes.jobs import SMALL, Comparison, assert_keys, compare
+from tests.processes.jobs import SMALL, Comparison, compare
 
 STEPS = 12
-
-ARM_KEYS = (
-    "name loss step_seconds step_seconds_median tokens_per_second worker_peak_rss_bytes "
-    "worker_parameter_bytes_peak unit_bytes_max prefetch_units worker_optimizer_bytes "
-    "node_peak_rss_bytes node_state_bytes memory_budget_bytes disk_space_bytes network_bytes "
-    "disk_bytes overlap weights_digest"
-)
 
 
 class Compared(NamedTuple):
@@ -55,16 +48,13 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) 
     log = (run / "logs" / "launcher.log").read_text()
     assert "durability step: every decided step survives power loss" in log
     document = done.document
-    assert_keys(document, "schema environment job arms")
     assert document["schema"] == 4
     check("compare", document)
     job = document["job"]
-    assert_keys(job, "model parameters workers steps tokens_per_step seed dtype data_digest")
     assert (job["workers"], job["steps"], job["seed"]) == (2, STEPS, 3)
     assert (job["parameters"], job["dtype"]) == (133_888, "float32")
     assert job["tokens_per_step"] == 2 * 2 * 16
     for arm in document["arms"]:
-        assert_keys(arm, ARM_KEYS)
         assert len(arm["step_seconds"]) == STEPS
         assert math.isclose(
             arm["tokens_per_second"], job["tokens_per_step"] / arm["step_seconds_median"]
@@ -74,9 +64,6 @@ def test_luwu_is_as_close_to_fsdp_as_fsdp_is_to_one_process(compared: Compared) 
         assert len(arm["weights_digest"]) == 64
 
     measured = done.arm("luwu")
-    assert_keys(measured["network_bytes"], "push pull into_node out_of_node headers")
-    assert_keys(measured["disk_bytes"], "read written")
-    assert_keys(measured["overlap"], "pages_updated_before_last_push_ratio pull_before_use_ratio")
     assert measured["network_bytes"]["push"] == 2 * STEPS * 4 * job["parameters"]
     assert measured["network_bytes"]["into_node"] == STEPS * 4 * job["parameters"]
     state_bytes = 12 * job["parameters"]

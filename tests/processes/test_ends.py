@@ -127,24 +127,15 @@ def test_other_commands_whose_output_nobody_takes(
     assert "Exception ignored" not in ended.stderr
 
 
-BREAKS_OFF = """
-step = light_job.StepWorker._step
-def end_in_step_1(self, nic, number, may_cancel):
-    if number == 1 and nic.rank == 1:
-        os._exit(0)
-    return step(self, nic, number, may_cancel)
-light_job.StepWorker._step = end_in_step_1
-"""
 STAYS = "threading.Thread(target=time.sleep, args=(4,), name='uploader').start()"
-BREAKS_OFF_BEFORE = "if os.environ['RANK'] == '1': os._exit(0)"
+BREAKS_OFF = "if os.environ['RANK'] == '1': os._exit(0)"
 
 
 @pytest.mark.feature("os._exit(0) of one rank")
-@pytest.mark.parametrize("when", [BREAKS_OFF, BREAKS_OFF_BEFORE])
-def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path, when: str) -> None:
-    """I6. Goal: os._exit(0) of one rank in the middle of its script, or before luwu.init(), ends
-    the run at once, with exit code 4, and the message says what happened."""
-    ended = shell(tmp_path, command(tmp_path, when=when))
+def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path) -> None:
+    """I6. Goal: os._exit(0) of one rank before luwu.init() ends the run at once, with exit code 4,
+    and the message says what happened. (Behind it: tests/launch/test_agent.py.)"""
+    ended = shell(tmp_path, command(tmp_path, when=BREAKS_OFF))
     assert ended.returncode == 4, ended.stderr
     assert "(os._exit?), without leaving the job" in ended.stderr
 

@@ -3,27 +3,22 @@ ends with the weights of plain torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
-from zmq.utils import z85
 
 from luwu.base.keys import read_secret
-from luwu.base.limits import CONTROL_HEADER_BYTES_MAX
 from luwu.join.connection import read_connection
 from luwu.testing.cluster import Cluster
-from luwu.transport.curve import public_of
-from luwu.transport.lanes import read_gathered
+from luwu.transport.curve import Security
+from luwu.transport.interface import Delivery, Transport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Role
 from tests.helpers.key_directories import make_keys
-from tests.helpers.transports import tcp_endpoint
 from tests.intruders.floods import LINES_MAX, NAMES
+from tests.jobs.test_floods import connected, send
 from tests.kill import finish, start, wait_for_step
 from tests.processes.jobs import Outside, light_digest
 
@@ -44,23 +39,7 @@ def status_bytes(pid: int, name: str) -> int:
     return int(found) * 1024
 
 
-@contextmanager
-def connection_to(endpoint: str, keys: Path | None) -> Iterator[zmq.Socket[bytes]]:
-    """A connection of a stranger, or of a worker's key that has no rank."""
-    target = tcp_endpoint(endpoint)
-    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.linger, stranger.probe_router, stranger.sndhwm = 0, 1, 100
-        if keys is not None:
-            assert target.key is not None
-            secret = read_secret(keys, "spare").secret
-            stranger.curve_serverkey = z85.encode(target.key)
-            stranger.curve_secretkey = z85.encode(secret.reveal())
-            stranger.curve_publickey = z85.encode(public_of(secret))
-        stranger.connect(target.address)
-        yield stranger
-
-
-def flood(stranger: zmq.Socket[bytes], stamp: dict[str, Any], nbytes: int, count: int) -> None:
+def flood(stranger: Transport, stamp: dict[str, Any], nbytes: int, count: int) -> None:
     """Send so many pushes; return when the last message after them is answered."""
     push = encode(
         wire.Push(**stamp, role=Role.WORKER, index=0, part=0, contributors=1, absent=0,
@@ -68,27 +47,15 @@ def flood(stranger: zmq.Socket[bytes], stamp: dict[str, Any], nbytes: int, count
     )  # fmt: skip
     payload = bytes(nbytes)
     for _ in range(count):
-        stranger.send_multipart([push, payload])
-        while stranger.poll(0):
-            stranger.recv_multipart()
-    stranger.send(encode(wire.Shut(**stamp, role=Role.READER, reader=nbytes)))
+        assert send(stranger, push, [payload])
+    assert send(stranger, encode(wire.Shut(**stamp, role=Role.READER, reader=nbytes)))
     while True:
-        assert stranger.poll(60_000), "the flood was not read to its end"
-        for answer in messages_of(stranger.recv_multipart()):
-            if isinstance(answer, wire.Gone):
-                assert answer.reader == nbytes
-                return
-
-
-def messages_of(frames: list[bytes]) -> list[wire.Message]:
-    """The messages of one multipart: none, one, or several that left together."""
-    header, *others = frames
-    if header:
-        return [decode(header, len(others))]
-    if not others:
-        return []  # an empty message, by which a listener finds out whether we live
-    gathered = read_gathered(others[0], len(others) - 1, CONTROL_HEADER_BYTES_MAX)
-    return [decode(each, buffers_count) for each, buffers_count in gathered]
+        heard = stranger.receive(60 * 10**9)
+        assert isinstance(heard, Delivery), f"the flood was not read to its end: {heard}"
+        answer = decode(heard.header, len(heard.buffers))
+        if isinstance(answer, wire.Gone):
+            assert answer.reader == nbytes
+            return
 
 
 @pytest.mark.feature("intruders and floods of every message while a job trains")
@@ -133,7 +100,8 @@ def grown_bytes(cluster: Cluster, role: str, keys: Path | None, nbytes: int, cou
         "job": found.job, "epoch": 0, "step": 1, "attempt": 0, "rank": 0, "incarnation": 1,
         "generation": 1,
     }  # fmt: skip
-    with connection_to(endpoint, keys) as stranger:
+    security = None if keys is None else Security(own=read_secret(keys, "spare"))
+    with connected(endpoint, security) as stranger:
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the mark of memory begins anew
         before_bytes = status_bytes(pid, "VmRSS")
         flood(stranger, stamp, nbytes, count)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import re
 from pathlib import Path
 
 import pytest
 
-from luwu.base.clock import SYSTEM_CLOCK
 from luwu.testing.cluster import Cluster
-from tests import kill
+from tests import kill, soak
 from tests.processes.jobs import Outside
-
-INTERRUPTED = 130
-INTERRUPT_S_MAX = 20.0
-"""Takes less than 4 s on an idle machine; the run itself would take days."""
 
 
 @pytest.mark.faults(7)
@@ -53,21 +48,6 @@ def test_run_ends_with_its_worker(capfd: pytest.CaptureFixture[str]) -> None:
     assert code == 0, capfd.readouterr().out
 
 
-def test_run_ends_by_ctrl_c(tmp_path: Path) -> None:
-    """I8. Goal: within seconds, every process in order, with nothing left."""
-    outside = Outside(tmp_path / "outside")
-    with kill.start(tmp_path, "run", steps=10**6, restarts=0, outside=outside) as cluster:
-        kill.wait_for_step(cluster, 2)
-        assert {entry.role for entry in cluster.processes()} == {"node", "switch", "worker"}
-        asked_ns = SYSTEM_CLOCK.now_ns()
-        cluster.signal(signal.SIGINT)
-        assert cluster.wait() == INTERRUPTED
-        assert (SYSTEM_CLOCK.now_ns() - asked_ns) / 1e9 < INTERRUPT_S_MAX
-        kill.check_clean(cluster, outside)
-        assert "interrupted" in cluster.output
-        assert "Traceback" not in cluster.output
-
-
 def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
     """I1, I3. Goal: a switch killed with all gradients of an extent in its hands goes on, once; a
     worker that fails at a place ends the run, and says at which."""
@@ -89,3 +69,15 @@ def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
         assert cluster.wait() == 4, cluster.output
         assert "failpoint worker.before_push, pass 2" in cluster.output
     assert outside.leftovers() == []
+
+
+@pytest.mark.slow  # faults one by one are tested elsewhere
+@pytest.mark.feature("long runs under faults")
+def test_a_short_soak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1, I2, I3, I8. Goal: faults happen, and nothing is wrong with what comes of them."""
+    monkeypatch.setattr(soak, "COMPUTE_MS", 120.0)  # few steps, and yet time for two faults
+    flags = ["--minutes", "0.1", "--every", "3s", "--seed", "4", "--steps", "60", "--light"]
+    code = soak.main(flags)
+    said = capsys.readouterr().out
+    assert code == 0, said
+    assert re.fullmatch(r"[1-9]\d* trials, 0 violations", said.splitlines()[-1])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.jobs import compare
+from tests.processes.jobs import compare, plain_digest
 
 STEPS = 5
 IMPORTS_BYTES_MAX = 350_000_000
@@ -15,13 +15,16 @@ IMPORTS_BYTES_MAX = 350_000_000
 
 
 @pytest.mark.feature("weights in the memory of the switch")
+@pytest.mark.usefixtures("on_the_cpu")
 def test_state_of_eight_budgets_is_trained_within_one(tmp_path: Path) -> None:
-    """I5. Goal: a state eight times larger than the budget passes through the node, each page
-    read and written once a step, and the node's memory does not grow with it; weights that are
-    pulled twice a step leave it once, and are read before the first step alone."""
-    flags = ["--layers", "4", "--width", "128", "--context", "16", "--batch", "2"]
-    budget = ["--memory-budget", "1260KiB", "--durability", "process"]
-    done = compare(tmp_path, "--workers", "1", "--steps", str(STEPS), *flags, *budget)
+    """I3, I4, I5. Goal: a state eight times larger than the budget passes through the node, each
+    page read and written once a step, and the node's memory does not grow with it; weights that are
+    pulled twice a step leave it once, and are read before the first step alone. At the end they
+    have the bits of plain torch."""
+    sizes = ("--layers", "4", "--width", "128", "--context", "16", "--batch", "2")
+    flags = ("--workers", "1", "--steps", str(STEPS), "--transport", "tcp", *sizes)
+    budget = ("--memory-budget", "1260KiB", "--durability", "process")
+    done = compare(tmp_path, *flags, *budget)
     arm, parameters = done.arm(), done.document["job"]["parameters"]
 
     assert arm["memory_budget_bytes"] == 1260 * 1024
@@ -37,6 +40,7 @@ def test_state_of_eight_budgets_is_trained_within_one(tmp_path: Path) -> None:
     pulled_bytes = weights_bytes + 0.1 * STEPS * weights_bytes
     assert 0.85 * steps_bytes <= read <= 1.02 * (steps_bytes + sums_bytes + pulled_bytes)
     assert arm["network_bytes"]["out_of_node"] <= 1.02 * (STEPS + 1) * weights_bytes
+    assert arm["weights_digest"] == plain_digest(STEPS, workers=1, sizes=sizes)
 
 
 ROLES = ("worker", "switch", "node")

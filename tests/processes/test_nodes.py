@@ -1,22 +1,16 @@
-"""Several optimizer nodes as processes: one digest with any number of them, killed or not."""
+"""Two optimizer nodes as processes: the digest of plain torch, killed or not, lost and filled."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from luwu.commands.main import main
-from luwu.layout import Chunk, Share
 from luwu.testing.cluster import Cluster
-from switch_emu.store.direct_io import BLOCK_BYTES
-from switch_emu.store.geometry import TAIL_BYTES_MAX
 from tests import kill
-from tests.helpers.local_job import make_layout
 from tests.processes.jobs import Outside, exported, light_digest
 
 STEPS = 12
@@ -31,17 +25,12 @@ def finished(cluster: Cluster, outside: Outside) -> dict[str, Any]:
     return found
 
 
-def start(
-    directory: Path, count: int, outside: Outside, *, replicas: int = 1, workers: int = 2,
-    script: Sequence[str] = (), restarts: int = 2, steps: int = STEPS, flags: Sequence[str] = (),
-) -> Cluster:  # fmt: skip
+def start(directory: Path, outside: Outside, *, restarts: int = 2, **more: Any) -> Cluster:
+    """A run with two nodes that hold the same pages."""
+    flags = ("--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB")
     return kill.start(
-        directory, f"of-{count}", steps=steps, restarts=restarts, outside=outside, workers=workers,
-        script=script,
-        more_flags=[
-            "--optimizer-nodes", str(count), "--replicas", str(replicas), "--chunk", "16KiB",
-            "--memory-budget", "64MiB", *flags,
-        ],
+        directory, "run", steps=STEPS, restarts=restarts, outside=outside,
+        more_flags=[*flags, "--memory-budget", "64MiB"], **more,
     )  # fmt: skip
 
 
@@ -51,7 +40,7 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
     once, the digest is that of plain torch; so has an export, after one directory was lost and
     made again from the other. Method: kill -9 in the middle."""
     outside = Outside(tmp_path / "outside")
-    with start(tmp_path, 2, outside, replicas=2) as cluster:
+    with start(tmp_path, outside) as cluster:
         for step, role in ((2, "node-1"), (5, "node")):
             cluster.wait_for(role)
             kill.wait_for_step(cluster, step, limit_s=150)
@@ -59,9 +48,9 @@ def test_nodes_are_killed(tmp_path: Path) -> None:
             cluster.wait_for(role, but=pid)
         found = finished(cluster, outside)
     assert found["weights_digest"] == light_digest(STEPS)
-    shutil.rmtree(tmp_path / "of-2.state" / "node-0")
-    assert main(["refill", str(tmp_path / "of-2.state"), "--without", "0"]) == 0
-    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
+    shutil.rmtree(tmp_path / "run.state" / "node-0")
+    assert main(["refill", str(tmp_path / "run.state"), "--without", "0"]) == 0
+    assert exported(tmp_path / "run.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -71,8 +60,8 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     state says so, and is whole again after a refill. Method: kill -9, and delete its directory; no
     process is started in its place."""
     outside = Outside(tmp_path / "outside")
-    role, directory = ("node", "node-1")[number], tmp_path / "of-2.state" / f"node-{number}"
-    with start(tmp_path, 2, outside, replicas=2, restarts=0) as cluster:
+    role, directory = ("node", "node-1")[number], tmp_path / "run.state" / f"node-{number}"
+    with start(tmp_path, outside, restarts=0) as cluster:
         cluster.wait_for(role)
         kill.wait_for_step(cluster, 3, limit_s=150)
         shutil.rmtree(directory)
@@ -82,11 +71,11 @@ def test_a_node_is_lost_with_its_directory(number: int, tmp_path: Path) -> None:
     assert f"{role} is lost (signal SIGKILL); the run goes on without it" in said
     assert found["weights_digest"] == light_digest(STEPS)
     assert len(found["nodes"]) == 1
-    assert main(["refill", str(tmp_path / "of-2.state")]) == 0
-    assert main(["verify", "--full", str(tmp_path / "of-2.state")]) == 0
-    shutil.rmtree(tmp_path / "of-2.state" / f"node-{1 - number}")
-    assert main(["refill", str(tmp_path / "of-2.state"), "--without", str(1 - number)]) == 0
-    assert exported(tmp_path / "of-2.state") == (STEPS, light_digest(STEPS))
+    assert main(["refill", str(tmp_path / "run.state")]) == 0
+    assert main(["verify", "--full", str(tmp_path / "run.state")]) == 0
+    shutil.rmtree(tmp_path / "run.state" / f"node-{1 - number}")
+    assert main(["refill", str(tmp_path / "run.state"), "--without", str(1 - number)]) == 0
+    assert exported(tmp_path / "run.state") == (STEPS, light_digest(STEPS))
 
 
 @pytest.mark.feature("a lost optimizer node")
@@ -95,13 +84,13 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
     """I1, I2, I3, E8. Goal: a node that comes back empty has all pages by the end, with the digest
     of plain torch: the other's directory may be lost then. Method: kill -9, and delete its
     directory; workers wait at a gate until its successor is there."""
-    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "run.state", tmp_path / "gate"
     steps, role = 40, ("node", "node-1")[number]
     script = (
         "-m", "tests.light_job", "--steps", str(steps), "--compute-ms", "5",
         "--gate", str(gate), "--gate-step", "6",
     )  # fmt: skip
-    with start(tmp_path, 2, outside, replicas=2, script=script) as cluster:
+    with start(tmp_path, outside, script=script) as cluster:
         kill.wait_for_step(cluster, 5, limit_s=150)
         shutil.rmtree(state / f"node-{number}")
         pid = cluster.kill(role)
@@ -122,9 +111,9 @@ def test_a_lost_node_is_filled_while_training_goes_on(number: int, tmp_path: Pat
 def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
     """E6. Goal: the run ends with E511: a snapshot helps, and not the same command again. Method:
     kill -9 of both at a gate, and both directories deleted."""
-    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "of-2.state", tmp_path / "gate"
+    outside, state, gate = Outside(tmp_path / "outside"), tmp_path / "run.state", tmp_path / "gate"
     script = ("-m", "tests.light_job", "--steps", "4", "--gate", str(gate))
-    with start(tmp_path, 2, outside, replicas=2, workers=1, script=script) as cluster:
+    with start(tmp_path, outside, workers=1, script=script) as cluster:
         kill.wait_for_step(cluster, 2, limit_s=150)
         for number, role in enumerate(("node", "node-1")):
             cluster.kill(role)
@@ -133,96 +122,3 @@ def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
         assert cluster.wait(150) == 5
         assert "all copies of some pages are lost" in cluster.output
         assert "E511" in cluster.output
-
-
-@pytest.mark.feature("several optimizer nodes")
-@pytest.mark.parametrize(
-    ("count", "replicas"), [(3, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
-)
-def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
-    """I3. Goal: the nodes end with the digest of plain torch, and each writes its own pages alone;
-    of three with two replicas, each writes those of two stripes, and receives as much.
-    Method: our own count of page bytes, exactly: of each version, and of the initial one."""
-    outside = Outside(tmp_path / "outside")
-    with start(tmp_path, count, outside, replicas=replicas) as cluster:
-        found = finished(cluster, outside)
-    assert found["weights_digest"] == light_digest(STEPS)
-    layout = replace(make_layout(), optimizer_nodes=count)
-    shares = [Share(layout, number, replicas) for number in range(count)]
-    chunks = [[layout.chunks[each] for each in share.chunks()] for share in shares]
-    written = [sum(map(page_bytes, each)) for each in chunks]
-    pushed = [STEPS * sum(c.sum_bytes for c in each if c.trainable) for each in chunks]
-    nodes = found["nodes"]
-    assert [node["disk_bytes"]["written"] for node in nodes] == written
-    assert [node["network_bytes"]["into_node"] for node in nodes] == pushed
-
-
-def page_bytes(chunk: Chunk) -> int:
-    """Bytes of a chunk's page that a run writes, in whole blocks: weights, and Adam's moments. What
-    is left of up to 256 bytes is kept with the checksums (`switch_emu/store/geometry.py`)."""
-    blocks, rest = divmod((1 + 2 * chunk.trainable) * chunk.sum_bytes, BLOCK_BYTES)
-    return (blocks + (rest > TAIL_BYTES_MAX)) * BLOCK_BYTES * (STEPS * chunk.trainable + 1)
-
-
-AVERAGING = """
-import pathlib
-
-import torch
-
-import luwu
-from tests.light_job import wait_for
-
-luwu.init()
-torch.manual_seed(1)
-model = torch.nn.Linear(128, 128)
-luwu.fully_shard(model)
-optimizer = luwu.optim.AdamW(
-    model.parameters(), lr=1e-2, average=luwu.ema(0.9), state_dtype="int8", master_dtype="bfloat16"
-)
-for step in range(optimizer.next_step, 12):
-    if step == 6:
-        wait_for(pathlib.Path("gate"))
-    x = torch.randn(8, 128, generator=torch.Generator().manual_seed(100 * step + luwu.rank()))
-
-    def loss():
-        loss = model(x).square().mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(loss)
-luwu.finish()
-"""
-
-
-@pytest.mark.slow  # pages are lost and filled as wholes; tests/optim/test_averages.py has the rest
-@pytest.mark.feature("an average of the weights")
-@pytest.mark.feature("state in fewer bits")
-def test_an_average_survives_a_lost_node(tmp_path: Path) -> None:
-    """I1, I3. Goal: weights and their average have the bits of a quiet run of one node, though one
-    of two is killed with its directory and filled; weights and moments in few bits. Method:
-    kill -9, while workers wait at a gate."""
-    (tmp_path / "script.py").write_text(AVERAGING)
-    (tmp_path / "gate").touch()
-    shared = ("--workers", "2", "--chunk", "16KiB", "--durability", "process")
-    with Cluster.run(
-        tmp_path, "script.py", flags=(*shared, "--state", "quiet.state"), name="quiet"
-    ) as cluster:
-        assert cluster.wait(120) == 0, cluster.told
-    (tmp_path / "gate").unlink()
-    flags = (*shared, "--state", "state", "--optimizer-nodes", "2", "--replicas", "2")
-    with Cluster.run(tmp_path, "script.py", flags=flags) as cluster:
-        cluster.wait_for_steps(5, limit_s=120)
-        shutil.rmtree(tmp_path / "state" / "node-1")
-        pid = cluster.kill("node-1")
-        cluster.wait_for("node-1", but=pid)
-        cluster.wait_for_text("switch.returned", log="switch", limit_s=120)
-        (tmp_path / "gate").touch()
-        assert cluster.wait(120) == 0, cluster.told
-        cluster.wait_for_text("switch.filled", log="switch")
-    shutil.rmtree(tmp_path / "state" / "node-0")
-    assert main(["refill", str(tmp_path / "state"), "--without", "0"]) == 0
-    weights, average = (
-        [exported(tmp_path / name, average=average) for name in ("quiet.state", "state")]
-        for average in (False, True)
-    )
-    assert weights[0] == weights[1] != average[0] == average[1]

@@ -156,18 +156,21 @@ def raylet_of(node: Any) -> int:
 def test_streams_stay_apart_and_a_stopped_run_goes_on(
     shell: Terminal, cluster: str, tmp_path: Path
 ) -> None:
-    """Goal: what worker 0 prints comes by its own stream; Ctrl-C says the step and the command
-    that goes on; --resume says where it begins."""
+    """I8. Goal: what worker 0 prints comes by its own stream. A scheduler's SIGTERM ends node,
+    switch and workers on all hosts, and says the step and the command that goes on; the state can
+    be opened at once, and --resume says where it begins."""
     script = tmp_path / "streams.py"
     script.write_text(SCRIPT)
     run = start(shell, cluster, "--state", "state", str(script), "200")
     run.wait_for("made 2", of="out")
-    run.process.send_signal(signal.SIGINT)
-    assert run.wait(WAIT_S) == 130, run.err
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 130, run.err
+    assert [pid for pid in every_process() if is_of_ray(pid)] == []
     assert "half a line" in run.err
     assert "half a line" not in run.out
     assert re.search(r"Step \d+ is decided and kept in .*; go on with", run.err), run.err
     assert "--engine ray" in run.err
+    shell.succeed("verify", "state")
     again = start(shell, cluster, "--resume", "--state", "state", str(script), "1", run_dir="again")
     assert again.wait(WAIT_S) == 0, again.err
     assert re.search(r"^resuming at step \d+", again.err, re.MULTILINE), again.err
@@ -190,19 +193,6 @@ for count in range(int(sys.argv[1])):
         sys.stderr.flush()
 luwu.finish()
 """
-
-
-@pytest.mark.slow
-def test_sigterm_ends_everything(shell: Terminal, cluster: str, tmp_path: Path) -> None:
-    """I8. Goal: a scheduler's SIGTERM ends node, switch and workers on all hosts, and the state can
-    be opened again at once."""
-    train = job("--compute-ms", "1200")
-    run = start(shell, cluster, "--state", "state", *train)
-    run.wait_for(" step=1 ")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait(30) == 130, run.err
-    assert [pid for pid in every_process() if is_of_ray(pid)] == []
-    shell.succeed("verify", "state")
 
 
 def test_ray_shows_the_traceback(shell: Terminal, cluster: str, tmp_path: Path) -> None:

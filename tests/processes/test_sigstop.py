@@ -66,22 +66,3 @@ def test_sigstop(tmp_path: Path, role: str, rank: int, seconds: float, transport
         assert max(grown.values()) <= GROWTH_BYTES_MAX, grown
         digest = kill.finish(cluster, outside)
     assert digest == light_digest(STEPS)
-
-
-@pytest.mark.faults(3)
-@pytest.mark.faults(4)
-def test_sigstop_of_a_worker_that_is_left_out(tmp_path: Path) -> None:
-    """I1, I6. Goal: a worker that hangs, with a connection that looks well, is named, left out,
-    and let in again when it goes on."""
-    outside = Outside(tmp_path / "outside")
-    flags = (*FLAGS, "--on-worker-loss", "drop", "--drop-after", "1s")
-    with kill.start(
-        tmp_path, "run", steps=80, restarts=0, outside=outside, more_flags=flags, workers=3
-    ) as cluster:
-        kill.wait_for_step(cluster, 5)
-        pid = cluster.kill("worker", 1, signal.SIGSTOP)
-        cluster.wait_for_text("switch.late", log="switch")
-        cluster.wait_for_text("ranks 1 are lost", log="node")
-        os.kill(pid, signal.SIGCONT)
-        cluster.wait_for_text("ranks 1 are back", log="node")
-        kill.finish(cluster, outside)

@@ -12,11 +12,15 @@ import pytest
 from luwu.testing.cluster import SOURCE
 from tests.helpers.pseudo_terminal import PseudoTerminal
 from tests.processes.commands import Terminal, write_light, write_tiny
-from tests.processes.jobs import SMALL, text_file
 
 LINES_MAX = 3
-TRAINS = "the script begins"
-PRINTS = f"import sys\nprint({TRAINS!r}, file=sys.stderr, flush=True)\n"
+TRAINS = "50%"
+PRINTS = """
+import os, sys
+if os.environ["RANK"] == "0":
+    print("\\r 50%", end="", file=sys.stderr, flush=True)
+    print('{"loss": 1}')
+"""
 
 
 def before(text: str, end: str) -> list[str]:
@@ -27,45 +31,37 @@ def before(text: str, end: str) -> list[str]:
 
 
 @pytest.mark.feature("a start in at most three lines")
+@pytest.mark.feature("progress bars of worker 0")
+@pytest.mark.feature("--resume reports where it begins")
 def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
-    """Goal: a summary before the script's first output, the rest in the run's log, and in the
-    terminal with -v; no line twice."""
+    """Goal: standard output is the script's alone. A summary comes before its first output, the
+    rest in the run's log, and in the terminal with -v; no line twice. --resume says what it found:
+    nothing, and then a state in which nothing is left to do."""
     write_light(shell.directory / "light.py", first=PRINTS)
-    for flags in ([], ["--resume", "-v"]):
+    for flags in ([], ["-v"]):
         done = shell.succeed(
-            "run", *flags, "--workers", "1", "--memory-budget", "64MiB", "light.py"
+            "run", *flags, "--resume", "--workers", "1", "--memory-budget", "64MiB", "light.py"
         )
         run = (shell.directory / "luwu-runs" / "latest").resolve()
         ours = before(done.err, TRAINS)
-        first = (
+        summary = (
             "luwu: 1 worker, switch, node; state luwu-state (survives power loss); memory "
             f"64.00 MiB; log luwu-runs/{run.name}"
         )
         logged = (run / "logs" / "launcher.log").read_text()
+        assert done.out == '{"loss": 1}\n'
         assert "security: local only, same user" in logged
         assert "durability step: every decided step survives power loss" in logged
         assert all(line in logged for line in ours)
         assert len(set(ours)) == len(ours)
+        assert summary in ours
         if flags:
             assert "security: local only, same user" in ours
-            assert ours[1] == first
+            assert "resuming at step 1; the place in the data is not restored" in done.err
+            assert "state holds step 1: nothing to do" in done.err
         else:
             assert len(ours) <= LINES_MAX
-            assert ours[0] == first
-
-
-@pytest.mark.feature("a start in at most three lines")
-def test_luwu_compare_starts_in_three_lines(shell: Terminal) -> None:
-    """Goal: the same of a comparison: its plan is in the log."""
-    data = text_file(shell.directory)
-    done = shell.succeed(
-        "compare", "--arms", "luwu", "--workers", "1", "--steps", "2", *SMALL, "--data", str(data)
-    )
-    ours = before(done.err, "luwu   step=0")
-    assert len(ours) <= LINES_MAX
-    assert ours[0].startswith("luwu: compare luwu with 1 worker; memory ")
-    log = shell.directory / "luwu-runs" / "latest" / "logs" / "launcher.log"
-    assert "plan    memory worker " in log.read_text()
+            assert "no state in luwu-state: starting at step 0" in ours
 
 
 @pytest.mark.feature("a start in at most three lines")
@@ -82,6 +78,26 @@ def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     joining = before(working.err, TRAINS)
     assert len(joining) == 1
     assert re.match(r"luwu: 1 worker of job \d+ at tcp://127\.0\.0\.1:\d+; log ", joining[0])
+
+
+WAITS = """
+import os
+while os.environ["RANK"] == "0" and not os.path.exists("go"):
+    pass
+"""
+
+
+@pytest.mark.feature("a script without luwu.init(), or started without luwu run")
+def test_a_script_that_never_joins(shell: Terminal) -> None:
+    """Goal: said while the second worker still runs; the end follows at once, with code 2."""
+    script = shell.directory / "plain.py"
+    script.write_text(WAITS)
+    command = shell.start("run", "--workers", "2", "--state", "state", "plain.py")
+    command.wait_for("the script of worker 1 has ended, and no worker has joined the job")
+    (shell.directory / "go").touch()
+    assert command.wait() == 2
+    assert "luwu run: the script of worker 0, 1 has ended" in command.err
+    assert "luwu.init()" in command.err.splitlines()[-1]
 
 
 @pytest.mark.feature("the progress of a script that prints nothing")

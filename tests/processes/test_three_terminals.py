@@ -75,23 +75,6 @@ def test_three_terminals_with_one_directory(shell: Terminal, order: str) -> None
     assert not list((shell.directory / "up").glob("connect*.json"))
 
 
-def test_three_terminals_that_share_no_directory(shell: Terminal) -> None:
-    """Goal: hosts that share nothing are joined by the lines that were printed, word for word."""
-    node = shell.start("up", "--role", "node", "--state", "state")
-    node.wait_for(r"^join    luwu up --role switch --join /.*connect-node\.json$")
-    join_switch = node.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
-
-    switch = shell.start(*join_switch[1].split(), join_switch[2])
-    join_workers = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")
-    workers = shell.start(*join_workers[1].split(), join_workers[2], *JOB)
-
-    assert_all_end(workers, switch, node)
-    found = (shell.directory / "luwu-runs").glob("*/results/node.json")
-    (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == light_digest(STEPS)
-    assert summary(run)["steps"] == STEPS
-
-
 @pytest.fixture
 def ports() -> Iterator[tuple[int, int]]:
     with free_port() as one, free_port() as other:
@@ -150,14 +133,15 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal) -> None:
 
 def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
-    as on hosts of their own; what they export together is what one node makes. The line carries the
-    replicas too: each node holds all pages."""
+    as on hosts that share no directory; what they export together is what one node makes. The line
+    carries the replicas too: each node holds all pages."""
     start = [
         "up", "--role", "node", "--optimizer-nodes", "2", "--replicas", "2", "--chunk", "16KiB",
     ]  # fmt: skip
     first = shell.start(*start, "--state", "state")
     line = first.wait_for(r"^or      luwu (up --role node --number 1 --join) '(tcp://.*)'$")
     second = shell.start(*line[1].split(), line[2], "--state", "state", "--memory-budget", "8MiB")
+    second.wait_for(r"^join    luwu up --role switch --join /.*connect-node-1\.json$")
     line = second.wait_for(r"^or      luwu (up --role switch --join) '(tcp://.*)'$")
     switch = shell.start(*line[1].split(), line[2])
     line = switch.wait_for(r"^or      luwu (run --join) '(tcp://.*)' SCRIPT$")

@@ -6,6 +6,7 @@ they are killed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -22,10 +23,10 @@ from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.service import Service, ServiceJob
-from luwu.nic.shell import Nic
+from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.nic.threads import StepHandle
+from luwu.transport.opening import open_transport
 from tests.helpers.local_job import Job, Worker, plain
-from tests.processes.two_jobs_worker import make_nic
 
 KIB, MIB = 1024, 1024**2
 DEADLINE_S = 150.0
@@ -68,7 +69,15 @@ def train(pool: ThreadPoolExecutor, opened: ServiceJob, worker: Worker) -> list[
     """Start all ranks of a job."""
 
     def one(rank: int) -> None:
-        with closing(make_nic(opened.connection, rank)) as nic:
+        found = opened.connection
+        nic = Nic(
+            open_transport(found.endpoint, arena_bytes=found.arena_bytes),
+            WorkerIdentity(job=found.job, rank=rank, world_size=found.world_size),
+            NicSettings(chunk_bytes=found.chunk_bytes),
+            endpoint=found.endpoint,
+            grace_s=60.0,
+        )
+        with closing(nic):
             worker(nic)
             nic.leave()
 
@@ -137,11 +146,11 @@ def test_two_jobs_one_killed_does_not_disturb_the_other(service: Service, tmp_pa
         victim = open_job(service, tmp_path / "b", STREAMING, slots=6)
         with pytest.raises(ConfigError, match="switch: slots: 1 asked for, but 0 of this switch's"):
             open_job(service, tmp_path / "refused", STREAMING, slots=1)
+        connect = {"LUWU_CONNECT": str(victim.run.connect_file)}
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "tests.processes.two_jobs_worker",
-                 str(victim.run.connect_file), str(rank)],
-                stdout=subprocess.PIPE, text=True,
+                [sys.executable, "-m", "tests.light_job", "--steps", "1000000"],
+                env={**os.environ, **connect, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True,
             )
             for rank in range(STREAMING.world_size)
         ]  # fmt: skip
@@ -149,8 +158,8 @@ def test_two_jobs_one_killed_does_not_disturb_the_other(service: Service, tmp_pa
             for _ in range(STREAMING.world_size):
                 assert reached.acquire(timeout=DEADLINE_S)
             for process in processes:
-                assert process.stdout is not None
-                assert any(line == "step 2\n" for line in process.stdout)
+                assert process.stderr is not None
+                assert any(line == "light step=2 \n" for line in process.stderr)
         finally:
             for process in processes:
                 process.kill()

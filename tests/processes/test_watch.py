@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 
 import pytest
 
@@ -64,8 +67,8 @@ def test_numbers_of_the_script_are_kept_with_their_steps(shell: Terminal) -> Non
 
 @pytest.mark.feature("a report of every run")
 def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
-    """Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C leaves a report
-    of what was decided, and the watch says so."""
+    """I8. Goal: its steps grow while it runs, with memory, links and processes; Ctrl-C ends all of
+    them in order, within seconds, and leaves a report of what was decided; the watch says so."""
     script = write_light(shell.directory / "light.py", steps=10**6)
     running = shell.start("run", "--workers", "2", "--run-dir", "run", str(script))
     path = shell.directory / "run"
@@ -79,6 +82,8 @@ def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
     assert all(each["is_alive"] for each in later["processes"])
     assert json.loads(shell.run("status", "--json", "run").out)["state"] == "running"
     assert running.interrupt() == 130
+    assert "interrupted" in running.err
+    assert "Traceback" not in running.err
     ended = watch.document()
     assert (ended["state"], ended["processes"]) == ("stopped", [])
     assert ended["steps"]["done"] >= later["steps"]["done"]
@@ -87,6 +92,22 @@ def test_a_run_is_watched_and_then_stopped(shell: Terminal) -> None:
     page = (path / "report.html").read_text()
     assert "LuWu run run: stopped" in page
     assert f"{ended['steps']['done']:,} steps are decided" in page
+
+
+@pytest.mark.feature("Ctrl-C, USR1, USR2, XCPU, QUIT")
+@pytest.mark.parametrize("to_all", [False, True], ids=["the-command", "all-its-processes"])
+def test_a_signal_of_a_batch_system_stops_a_run(shell: Terminal, *, to_all: bool) -> None:
+    """I8. Goal: it is named, the run stops as after Ctrl-C, and says how it goes on."""
+    gate = str(shell.directory / "gate")
+    light = ("-m", "tests.light_job", "--steps", "3", "--gate", gate)
+    command = shell.start("run", "--workers", "1", "--state", "state", *light)
+    command.wait_for("light waits step=2")
+    pids = shell.processes() if to_all else [command.process.pid]
+    for pid in sorted(pids):  # the launcher's is the lowest
+        os.kill(pid, signal.SIGUSR1)
+    assert command.wait(30.0) == 130
+    assert "luwu: SIGUSR1: stopping\n" in command.err
+    assert re.search("Step [01] is decided and kept in state; go on with", command.err)
 
 
 @pytest.mark.feature("a report of every run")

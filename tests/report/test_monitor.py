@@ -236,9 +236,11 @@ def port(run: RunDirectory) -> Iterator[int]:
     assert "luwu-page" not in {each.name for each in threading.enumerate()}
 
 
-def get(port: int, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage, str]:
+def get(
+    port: int, path: str, *, at: str = "127.0.0.1", **headers: str
+) -> tuple[int, http.client.HTTPMessage, str]:
     """Status, headers and text of an answer."""
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as asked:
+    with contextlib.closing(http.client.HTTPConnection(at, port, timeout=10)) as asked:
         asked.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
         answer = asked.getresponse()
         return answer.status, answer.headers, answer.read().decode()
@@ -274,6 +276,15 @@ def test_nobody_off_loopback_gets_in(port: int, host: str) -> None:
 def test_a_port_that_is_taken_is_refused(port: int, run: RunDirectory) -> None:
     with pytest.raises(ConfigError, match="give another port"):
         serve_page("127.0.0.1", port, Watch(run))
+
+
+def test_the_live_page_where_there_is_ipv6_alone(run: RunDirectory) -> None:
+    try:
+        port, close = serve_page("::1", 0, Watch(run))
+    except ConfigError as exc:
+        pytest.skip(f"this machine has no ::1: {exc}")
+    assert get(port, "/", at="::1")[0] == 200
+    close()
 
 
 def test_ten_readers_cost_as_much_as_one() -> None:

@@ -19,6 +19,8 @@ from tests.helpers.real_training import Trained, digest_of, in_cluster, seeded, 
 from tests.helpers.small_models import Stack, batch, square_loss
 
 STEPS = 3
+SPILLING = 640 * 1024
+"""Bytes of memory in which a node finds no room for all sums."""
 
 
 def make() -> nn.Module:
@@ -27,7 +29,7 @@ def make() -> nn.Module:
 
 def on_one_rank(
     directory: Path, before: Callable[[Any, bool], object] = lambda *_: None,
-    update: str = "at_step",
+    update: str = "at_step", **changes: Any,
 ) -> Trained:  # fmt: skip
     """Four micro-batches on one rank; `before(model, is_last)` is called before each backward."""
 
@@ -41,7 +43,7 @@ def on_one_rank(
             optimizer.step()
         return luwu.session().nic.counters.push_bytes
 
-    return in_cluster(directory, work)
+    return in_cluster(directory, work, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,18 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.feature("accumulation on the node")
+@pytest.mark.parametrize("extent_chunks", [1, 3])
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_accumulation_digest_on_the_node(
+    is_spilled: bool, extent_chunks: int, four_ranks: str, tmp_path: Path
+) -> None:
+    """I3. Goal: 4 micro-batches on 1 rank are 1 micro-batch on each of 4 ranks, bit for bit,
+    whatever travels together, also where totals are spilled between two backwards."""
+    place = {"state": tmp_path / "state", "memory_budget_bytes": SPILLING} if is_spilled else {}
+    found = on_one_rank(tmp_path, extent_chunks=extent_chunks, **place)
+    assert found.digest == four_ranks
+
+
 @pytest.mark.feature("set_requires_gradient_sync, set_is_last_backward")
 @pytest.mark.parametrize(
     ("update", "call"),
