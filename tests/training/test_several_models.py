@@ -22,10 +22,6 @@ class Teacher(Stack):
     """A network of the same kind under a name of its own."""
 
 
-def make(kind: type[nn.Module], seed: int = 7) -> Any:
-    return seeded(kind, seed)
-
-
 def shard(*models: nn.Module) -> None:
     for model in models:
         luwu.fully_shard_each(model, Block)
@@ -57,7 +53,7 @@ def test_a_teacher_trains_a_student_as_with_torch(
     dict of either has its own names; the second step foresees what the first one used."""
 
     def work(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        student, teacher = make(Stack), make(Teacher, 8).requires_grad_(False)
+        student, teacher = seeded(Stack), seeded(Teacher, 8).requires_grad_(False)
         shard(*((teacher, student) if teacher_first else (student, teacher)))
         optimizer = luwu.optim.SGD(student.parameters(), lr=0.1, update=update)
         names = [parameter.name for parameter in luwu.session().layout.parameters]
@@ -68,7 +64,7 @@ def test_a_teacher_trains_a_student_as_with_torch(
         return luwu.get_model_state_dict(student), luwu.get_model_state_dict(teacher)
 
     found, untouched = in_cluster(tmp_path, work).results[0]
-    student, teacher = make(Stack), make(Teacher, 8).requires_grad_(False)
+    student, teacher = seeded(Stack), seeded(Teacher, 8).requires_grad_(False)
     distil(student, teacher, torch.optim.SGD(student.parameters(), lr=0.1), through)
     for model, ours in ((student, found), (teacher, untouched)):
         assert ours.keys() == model.state_dict().keys()
@@ -79,7 +75,7 @@ def test_a_teacher_trains_a_student_as_with_torch(
 @pytest.mark.feature("a frozen model beside the trained one")
 def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
     """Goal: files, a function that fills, and values: none is taken for another model's."""
-    of_files = make(Teacher, 9).state_dict()
+    of_files = seeded(Teacher, 9).state_dict()
     (tmp_path / "files").mkdir()
     save_file(of_files, tmp_path / "files" / "model.safetensors")
 
@@ -90,7 +86,7 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
     def work(rank: int) -> tuple[dict[str, Tensor], ...]:
         with torch.device("meta"):
             student, read = Stack(), Teacher().requires_grad_(False)
-        kept = make(Teacher, 8).requires_grad_(False)
+        kept = seeded(Teacher, 8).requires_grad_(False)
         shard(read, kept, student)
         luwu.init_weights(student, fill)
         luwu.load_pretrained(read, tmp_path / "files")
@@ -103,7 +99,7 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
 
     filled, read, kept = in_cluster(tmp_path, work).results[0]
     assert all(bool((value == 0.25).all()) for value in filled.values())
-    for found, expected in ((read, of_files), (kept, make(Teacher, 8).state_dict())):
+    for found, expected in ((read, of_files), (kept, seeded(Teacher, 8).state_dict())):
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -138,7 +134,7 @@ def compete(
 def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Path) -> None:
     """I1, I4. Goal: the losses and weights of two optimizers of torch, bit for bit, also after a
     resume; each parameter counts its own steps. Method: AdamW; nodes with and without replicas."""
-    plain, judge = make(Stack), make(Critic, 8)
+    plain, judge = seeded(Stack), seeded(Critic, 8)
     optimizers = [
         torch.optim.AdamW(judge.parameters(), lr=2e-3, fused=True),
         torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True),
@@ -156,7 +152,7 @@ def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Pat
 
     def work(first: int, last: int) -> Callable[[int], tuple[Any, ...]]:
         def of_rank(rank: int) -> tuple[Any, ...]:
-            maker, critic = make(Stack), make(Critic, 8)
+            maker, critic = seeded(Stack), seeded(Critic, 8)
             shard(maker, critic)
             optimizer = luwu.optim.AdamW(
                 [{"params": maker.parameters()}, {"params": critic.parameters(), "lr": 2e-3}],
@@ -193,7 +189,7 @@ def test_a_rank_without_samples_freezes_too(tmp_path: Path) -> None:
     rejected: the ranks had frozen other parameters.)"""
 
     def work(rank: int) -> None:
-        model = make(Stack)
+        model = seeded(Stack)
         shard(model)
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
@@ -210,12 +206,12 @@ def test_a_rank_without_samples_freezes_too(tmp_path: Path) -> None:
 def test_two_models_of_one_class_that_are_trained_are_refused() -> None:
     """Goal: where blocks were sharded and the model around them was forgotten, it is said."""
     with worker(FakeNetwork(1)):
-        first, second = make(Stack), make(Stack)
+        first, second = seeded(Stack), seeded(Stack)
         shard(first, second)
         with pytest.raises(luwu.ConfigError, match=r"no unit contains.*another class"):
             luwu.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
     with worker(FakeNetwork(1)):
-        model = make(Stack)
+        model = seeded(Stack)
         for block in model.blocks:
             luwu.fully_shard(block)
         with pytest.raises(luwu.ConfigError, match=r"call luwu\.fully_shard\(model\) on the model"):
@@ -225,7 +221,7 @@ def test_two_models_of_one_class_that_are_trained_are_refused() -> None:
 def test_a_parameter_of_two_models_is_refused() -> None:
     """Goal: one unit contains every module that a parameter is in, or its name is said."""
     with worker(FakeNetwork(1)):
-        student, teacher = make(Stack), make(Teacher).requires_grad_(False)
+        student, teacher = seeded(Stack), seeded(Teacher).requires_grad_(False)
         teacher.first.weight = student.first.weight.requires_grad_(False)
         shard(student)
         luwu.fully_shard(teacher)
@@ -240,7 +236,7 @@ def test_a_forward_before_any_optimizer(is_graph_made: bool, tmp_path: Path) -> 
     optimizer that is made afterwards, and a backward, say what to do."""
 
     def work(rank: int) -> Tensor:
-        model = make(Stack, 7 if rank == 0 else 8)
+        model = seeded(Stack, 7 if rank == 0 else 8)
         shard(model)
         with torch.set_grad_enabled(is_graph_made):
             model.unshard()
@@ -252,7 +248,7 @@ def test_a_forward_before_any_optimizer(is_graph_made: bool, tmp_path: Path) -> 
             luwu.optim.SGD(model.parameters(), lr=0.1)
         return found.detach()
 
-    expected = make(Stack)(batch(0, 0, 0)).detach()
+    expected = seeded(Stack)(batch(0, 0, 0)).detach()
     for found in in_cluster(tmp_path, work, world_size=2).results:
         assert torch.equal(found, expected)
 

@@ -61,21 +61,6 @@ def test_first_weights(meta: bool, tied: bool) -> None:
     assert {rank for verb, rank, *_ in network.log if verb == "load"} == {0}
 
 
-def test_values_are_uploaded_as_they_are_and_freed() -> None:
-    """Goal: without a function, the values the model had; nothing of them stays on the worker."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        luwu.fully_shard(model)
-        placeholder: Any = model[0].weight
-        luwu.optim.AdamW(model.parameters())
-        assert placeholder.luwu_value is not None
-        model(torch.zeros(1, 64))
-        assert placeholder.luwu_value is None
-    assert_same_bits(network.masters(), before)
-
-
 def test_meta_modules_reset_their_parameters() -> None:
     """Goal: without a function, `reset_parameters` is called, unit by unit."""
     network = FakeNetwork(1)
@@ -173,9 +158,9 @@ def test_load_is_repeated_after_an_abort() -> None:
 
 
 def test_first_weights_are_kept_until_they_are_decided() -> None:
-    """I2. Goal: a node that had received all of them and was killed before they were decided gets
-    them again, and the worker forgets them with the first pull. Method: the first pull finds a
-    network that has lost them."""
+    """I2. Goal: without a function these are the values the model had. A node that had received all
+    of them and was killed before they were decided gets them again, and the worker forgets them
+    with the first pull. Method: the first pull finds a network that has lost them."""
     network = FakeNetwork(1)
     network.loses_first_weights = True
     network.fail_at("pull")
