@@ -107,20 +107,15 @@ class AdamW(Adam):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
-        self._check_decoupled(group)
+        self._hyper_of(group)
 
-    def _numbers(self, group: dict[str, Any]) -> dict[str, Number]:
-        self._check_decoupled(group)
-        return super()._numbers(group)
-
-    @staticmethod
-    def _check_decoupled(group: dict[str, Any]) -> None:
-        """torch's groups have the switch too; here it is not sent."""
-        if not group["decoupled_weight_decay"]:
+    def _hyper_of(self, group: dict[str, Any]) -> dict[str, Number]:
+        if not group["decoupled_weight_decay"]:  # torch's groups have it too; here it is not sent
             raise ConfigError(
                 "a group of luwu.optim.AdamW has decoupled_weight_decay=False; AdamW's decay is "
                 "decoupled, take luwu.optim.Adam"
             )
+        return super()._hyper_of(group)
 
 
 class Lion(NetworkOptimizer):

@@ -150,7 +150,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             class_name=type(self).__name__,
             name=self.name,
             also_updates=self.also_updates,
-            state_fields=self.all_state_fields(),
+            state_fields=self.state_fields() + (() if average is None else (AVERAGE,)),
             groups=[group["params"] for group in self.param_groups],
             stored=[
                 _stored(group, stored)._replace(whole=self._sees_whole(group))
@@ -194,11 +194,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
         is never below zero: `state_dtype="int8"` has no sign for it.
         """
         raise NotImplementedError
-
-    def all_state_fields(self) -> tuple[str, ...]:
-        """Return the names of `state_fields`, and that of the average of the weights, if one is
-        kept."""
-        return self.state_fields() + (() if self._average is None else (AVERAGE,))
 
     @property
     def average(self) -> WeightAverage | None:

@@ -84,7 +84,7 @@ def read_call(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return _look_up(module, document["function"]), load_value(file.parent / "arguments")
 
 
-def rank_file(call: Path, kind: Literal["result", "where", "member"], rank: int) -> Path:
+def rank_file(call: Path, kind: Literal["result", "where"], rank: int) -> Path:
     """What a rank writes beside a call."""
     return call.parent / f"{kind}-{rank}"
 

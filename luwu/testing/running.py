@@ -110,8 +110,8 @@ class Call:
             ranks = range(self.workers)
             results = [load_value(rank_file(self._call, "result", rank)) for rank in ranks]
             if self._namespace is not None:
-                has_joined = any(rank_file(self._call, "member", rank).exists() for rank in ranks)
-                self._namespace.end(has_joined=has_joined)
+                ended = [read_json(self.run.role(f"worker-{rank}.ended")) or {} for rank in ranks]
+                self._namespace.end(has_joined=any(each.get("joined") for each in ended))
             return results
         finally:
             self._drop()

@@ -35,9 +35,6 @@ def main(arguments: Sequence[str]) -> None:
     function, args = read_call(call)
     is_called.set()
     result = function(rank, *args)
-    training = sys.modules.get("luwu.training.script.run")  # not there in a function without luwu
-    if training is not None and training.has_been_member():
-        rank_file(call, "member", rank).touch()
     try:
         save_value(rank_file(call, "result", rank), result, name=f"the result of rank {rank}")
     except ConfigError as error:

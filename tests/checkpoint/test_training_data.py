@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,13 +20,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/training.md"
 BATCHES_PER_EPOCH = 5
 
 
-@dataclass
-class Place:
-    """What of the optimizer the guide uses."""
-
-    next_step: int
-
-
 def run_guide(directory: Path, rank: int, first: int, steps: int) -> list[list[int]]:
     """The batches that the guide's loop trains on, from step `first` up to `steps`."""
     found = re.search(r"<!-- test: data -->\n```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -36,7 +28,7 @@ def run_guide(directory: Path, rank: int, first: int, steps: int) -> list[list[i
     names = {
         "DistributedSampler": DistributedSampler, "DataLoader": DataLoader, "islice": islice,
         "BatchSampler": BatchSampler, "data": torch.arange(2 * 3 * BATCHES_PER_EPOCH + 1),
-        "batch_size": 3, "steps": steps, "optimizer": Place(first),
+        "batch_size": 3, "steps": steps, "optimizer": SimpleNamespace(next_step=first),
         "luwu": SimpleNamespace(world_size=lambda: 2, rank=lambda: rank),
         "train": lambda x: seen.append(x.tolist()),
     }  # fmt: skip

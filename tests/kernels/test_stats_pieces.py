@@ -29,10 +29,9 @@ from switch_emu.node.kernels import Pieces
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from switch_emu.node.statistics import Statistics
 from tests.helpers import kernel_jobs
-from tests.helpers.kernel_jobs import NONE, Job, kernel_of, squares_of
+from tests.helpers.kernel_jobs import ADAMW, LION, MOMENTUM, NONE, PLAIN, Job, kernel_of, squares_of
 from tests.helpers.local_job import make_layout
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from tests.optim.test_stats import NAMES, OPTIMIZERS
 
 pytestmark = pytest.mark.feature("luwu.stats")
 cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
@@ -54,7 +53,7 @@ def pieces_at_random(rng: np.random.Generator, elems: int) -> Pieces:
 
 
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "out of place"])
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, NONE], ids=[*NAMES.values(), "none"])
+@pytest.mark.parametrize("optimizer", [ADAMW, MOMENTUM, PLAIN, LION, NONE])
 def test_kernels_measure_pieces(
     optimizer: tuple[str, tuple[str, ...]], in_place: bool, version: str, cache: Path
 ) -> None:

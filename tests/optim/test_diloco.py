@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import luwu
 from luwu.base.errors import StepAborted
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.source import RestingState, RunningState
+from luwu.checkpoint.source import RestingState
 from luwu.training.steps.result import StepResult
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, TiedStack, batch
@@ -165,34 +164,6 @@ def test_an_attempt_that_is_lost_after_a_decision(
         assert digest_of(parameters_of(model)) == digest_of(by_hand(Stack))
 
     in_cluster(tmp_path, work, world_size=RANKS)
-
-
-@pytest.mark.feature("DiLoCo")
-def test_replicas_and_an_average_of_rounds(tmp_path: Path) -> None:
-    """I3. Goal: with two nodes that hold the same pages the weights are the same bits, and the
-    outer optimizer keeps an average of them."""
-
-    def work(rank: int) -> None:
-        model = seeded(Stack)
-        optimizer = local_optimizer(model)
-        outer = luwu.DiLoCo(
-            model, Block, every=EVERY,
-            optimizer=lambda parameters: luwu.optim.SGD(
-                parameters, lr=0.7, momentum=0.9, nesterov=True, average=luwu.swa(0)
-            ),
-        )  # fmt: skip
-        rounds = []
-        for step in range(2 * EVERY):
-            local_step(model, optimizer, step, rank)
-            if outer.step():
-                rounds.append(parameters_of(model))
-        assert digest_of(rounds[-1]) == digest_of(by_hand(Stack, 2))
-        with RunningState(luwu.session().open_reader()) as source:
-            export_state(source, tmp_path / f"out-{rank}", ExportOptions(average=True))
-        mean = {name: (rounds[0][name] + rounds[1][name]) / 2 for name in rounds[0]}
-        torch.testing.assert_close(load_file(tmp_path / f"out-{rank}" / "model.safetensors"), mean)
-
-    in_cluster(tmp_path, work, world_size=RANKS, optimizer_nodes=2, replicas=2)
 
 
 @pytest.mark.feature("DiLoCo")

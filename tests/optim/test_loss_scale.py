@@ -148,19 +148,6 @@ def test_a_replay_has_the_scale_of_its_step(lost: dict[str, Any]) -> None:
     assert run(network) == expected
 
 
-def test_ranks_must_have_the_same_scale(tmp_path: Path) -> None:
-    """Goal: a difference is found with the hyper-parameters, not in the weights."""
-
-    def work(rank: int) -> None:
-        model = sharded(make)
-        optimizer = luwu.optim.SGD(model.parameters(), loss_scale=2.0 ** (1 + rank))
-        optimizer.scale(square_loss(model, 0, rank, 0)).backward()
-        optimizer.step().wait()
-
-    with pytest.raises(luwu.LuwuError, match=r"rank"):
-        in_cluster(tmp_path, work, world_size=2)
-
-
 @pytest.mark.parametrize("given", ["auto", 0.0, -1.0, float("nan"), float("inf")])
 def test_scales_that_cannot_be(given: Any) -> None:
     with pytest.raises(luwu.ConfigError, match="loss_scale"):

@@ -145,33 +145,20 @@ def test_lion_is_that_of_its_paper(maximize: bool, weight_decay: float, tmp_path
     options: dict[str, Any] = {"maximize": maximize, "weight_decay": weight_decay, "lr": 1e-2}
     found = through_a_node(tmp_path, lambda m: train(m, luwu.optim.Lion(m.parameters(), **options)))
     model = make_model()
-    assert all(
-        map(torch.equal, found, train(model, PlainLion(list(model.parameters()), **options)))
-    )
+    assert all(map(torch.equal, found, train(model, PlainLion(model.parameters(), options))))
 
 
-class PlainLion:
+class PlainLion(torch.optim.Optimizer):
     """Lion on whole tensors."""
 
-    def __init__(
-        self, parameters: list[nn.Parameter], *, lr: float, weight_decay: float, maximize: bool
-    ) -> None:
-        self._parameters, self._lr, self._decay = parameters, lr, weight_decay
-        self._sign = -1 if maximize else 1
-        self._averages = [torch.zeros_like(parameter) for parameter in parameters]
-
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
-        for parameter in self._parameters:
-            parameter.grad = None
-
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         """One update of all."""
-        for parameter, average in zip(self._parameters, self._averages, strict=True):
-            assert parameter.grad is not None
-            gradient = self._sign * parameter.grad
+        (group,) = self.param_groups
+        for parameter in group["params"]:
+            average = self.state[parameter].setdefault("average", torch.zeros_like(parameter))
+            gradient = -parameter.grad if group["maximize"] else parameter.grad
             direction = torch.sign(torch.lerp(average, gradient, 1 - 0.9))
-            parameter.mul_(1 - self._lr * self._decay)
-            parameter.sub_(self._lr * direction)
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.sub_(group["lr"] * direction)
             average.lerp_(gradient, 1 - 0.99)

@@ -124,32 +124,23 @@ def test_own_update_sees_whole_parameters(update: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("a custom optimizer")
-def test_an_update_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    """Goal: the node's host lacks the package: the worker is told, before anything is trained."""
+def test_an_update_that_a_node_cannot_call_is_named(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the node's host lacks the package, or cannot import it: the worker is told, before
+    anything is trained."""
 
     class Unknown(luwu.optim.SGD):
         name = "unheard-of"
 
-    def work(rank: int) -> None:
-        model = sharded(lambda: Stack(blocks=1))
-        Unknown(model.parameters())
+    def work(optimizer: Any) -> Callable[[int], object]:
+        return lambda rank: optimizer(sharded(lambda: Stack(blocks=1)).parameters())
 
     with pytest.raises(ConfigError, match=r"'unheard-of'.*luwu\.updates"):
-        in_cluster(tmp_path, work)
-
-
-def test_an_update_that_cannot_be_imported_is_refused(
-    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: the package is there and does not work: the worker is told, and no state is made."""
-
-    def work(rank: int) -> None:
-        model = sharded(lambda: Stack(blocks=1))
-        example.Signum(model.parameters())
-
+        in_cluster(tmp_path, work(Unknown))
     monkeypatch.setitem(sys.modules, "luwu_signum", None)
     with pytest.raises(ConfigError, match=r"'signum'.*luwu_signum:update cannot be imported"):
-        in_cluster(tmp_path, work)
+        in_cluster(tmp_path, work(example.Signum))
 
 
 @pytest.mark.usefixtures("example")

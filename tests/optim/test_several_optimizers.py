@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +195,12 @@ def test_state_dicts_of_each_optimizer(tmp_path: Path) -> None:
 
 
 def compete(
-    maker: Any, critic: Any, ranks: list[int], end: Callable[[int], None], empty: bool = False
-) -> None:
+    maker: Any, critic: Any, ranks: list[int], end: Callable[[int], object], empty: bool = False,
+    steps: Iterable[int] = range(STEPS),
+) -> None:  # fmt: skip
     """A step of the critic and one of the maker, in turn; of all these ranks' batches together.
     `empty`: a rank that has no batch of odd steps."""
-    for step in range(STEPS):
+    for step in steps:
         for turn, (trained, frozen) in enumerate(((critic, maker), (maker, critic))):
             trained.requires_grad_(True)
             frozen.requires_grad_(False)

@@ -85,7 +85,8 @@ def test_prefetch_by_hand_asks_ahead() -> None:
             for index, block in enumerate(blocks):
                 if with_lists:
                     block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 3])
-                block.norm.register_forward_pre_hook(lambda *_: counts.append(_pulls(network)))
+                note = lambda *_: counts.append(network.counts["pull"])  # noqa: E731
+                block.norm.register_forward_pre_hook(note)
             with pytest.raises(luwu.ConfigError, match="fully_shard was not called on this"):
                 model.set_modules_to_forward_prefetch([nn.Linear(2, 2)])
             model(batch(0, 0, 0))
@@ -93,10 +94,6 @@ def test_prefetch_by_hand_asks_ahead() -> None:
 
     assert pulls_count(False) == [2, 3, 4, 5]
     assert pulls_count(True) == [4, 5, 5, 5]
-
-
-def _pulls(network: FakeNetwork) -> int:
-    return network.counts["pull"]
 
 
 @pytest.mark.feature("forward and backward prefetch")

@@ -42,8 +42,7 @@ _NOT_TAKEN = {
 def fully_shard(
     module: ModuleT, *, reshard_after_forward: bool | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
-    ignored_params: Iterable[nn.Parameter] | None = None, session: Session | None = None,
-    **not_taken: object,
+    ignored_params: Iterable[nn.Parameter] | None = None, **not_taken: object,
 ) -> ModuleT:  # fmt: skip
     """Make one unit of a module's parameters; as FSDP2's `fully_shard`.
 
@@ -58,7 +57,6 @@ def fully_shard(
         mp_policy: `param_dtype` is the dtype of compute and of what travels; with
             `reduce_dtype=torch.float32` gradients travel in float32.
         ignored_params: Parameters that stay with the script.
-        session: For tests; by default the current session.
         **not_taken: FSDP2's other arguments; each raises, with the reason.
 
     Returns:
@@ -80,7 +78,7 @@ def fully_shard(
     for name in not_taken:
         reason = _NOT_TAKEN.get(name, "no such argument")
         raise TypeError(f"luwu.fully_shard takes no {name}=: {reason}")
-    session = session or run.session()
+    session = run.session()
     modules = _checked_modules(module)
     if reshard_after_forward not in (None, True, False):
         raise TypeError(

@@ -258,20 +258,16 @@ class LuwuModule:
         for dtype in {parameter.dtype for parameter in module.parameters()}:
             probe = torch.empty(0, dtype=dtype, device=session.device)
             if fn(probe) is not probe:
-                self._refuse_move()
+                raise ConfigError(
+                    "a sharded model cannot be moved or cast: its weights are in the network. Call "
+                    ".to() before luwu.fully_shard; choose the dtype of compute with mp_policy=. "
+                    f"{_OTHER_LOOPS}"
+                )
         for inner in module.modules() if recurse else [module]:
             for name, buffer in inner._buffers.items():
                 if buffer is not None:
                     inner._buffers[name] = fn(buffer)
         return self
-
-    @staticmethod
-    def _refuse_move() -> NoReturn:
-        raise ConfigError(
-            "a sharded model cannot be moved or cast: its weights are in the network. Call .to() "
-            "before luwu.fully_shard; choose the dtype of compute with mp_policy=. "
-            f"{_OTHER_LOOPS}"
-        )
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> NoReturn:
@@ -327,11 +323,10 @@ _sharded_classes: dict[type[nn.Module], type[nn.Module]] = {}
 def become_sharded(module: nn.Module, unit: Unit, session: Session) -> None:
     """Put `LuwuModule` before the module's class."""
     original = type(module)
-    sharded = _sharded_classes.get(original)
-    if sharded is None:
-        sharded = type(f"Luwu{original.__name__}", (LuwuModule, original), {ORIGINAL: original})
-        sharded.__module__ = original.__module__
+    if original not in _sharded_classes:
+        content = {ORIGINAL: original, "__module__": original.__module__}
+        sharded = type(f"Luwu{original.__name__}", (LuwuModule, original), content)
         _sharded_classes[original] = sharded
-    module.__class__ = sharded
+    module.__class__ = _sharded_classes[original]
     module.__dict__["luwu_unit"] = unit
     module.__dict__["luwu_session"] = session

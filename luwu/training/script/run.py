@@ -21,7 +21,18 @@ from luwu.nic.shell import Nic
 from luwu.training.devices.device import Device, device_at
 from luwu.training.script.session import Session
 
-_here = threading.local()
+
+class _Here(threading.local):
+    """What belongs to the script in this thread."""
+
+    session: Session | None = None
+    """From `init` to `finish`."""
+    offered: Nic | None = None
+    after: Callable[[], object] | None = None
+    """To be called when the session has finished."""
+
+
+_here = _Here()
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _sessions_lock = threading.Lock()
 
@@ -55,18 +66,25 @@ def init(
         >>> print(f"worker {luwu.rank()} of {luwu.world_size()}")
         worker 0 of 1
     """
-    if getattr(_here, "session", None) is not None:
+    if _here.session is not None:
         raise ConfigError("luwu.init() was called before; call it once, or luwu.finish() between")
     if isinstance(device, Device):
         where = device.where
     else:
         where = _local_device() if device is None else torch.device(device)
-    nic = nic or getattr(_here, "offered", None)
+    nic = nic or _here.offered
     if nic is None:
         with contextlib.suppress(io.UnsupportedOperation, AttributeError, ValueError):
             faulthandler.enable()
-        nic = _open_nic(where)
-    _say_if_shared(nic, where)
+        from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
+
+        ranks = _environment("RANK"), _environment("WORLD_SIZE")
+        nic = open_nic(*ranks, on_device=where.type == "cuda")
+    if (shared := gpus_shared(where)) is not None:
+        nic.recorder.event(
+            "worker.shares_gpu", level="WARNING", rank=nic.rank, gpu=where.index,
+            gpus_count=shared[0], workers_count=shared[1],
+        )  # fmt: skip
     if not isinstance(device, Device):
         device = device_at(where)
     made = Session(nic, agree=agree or {}, device=device)
@@ -98,9 +116,8 @@ def session() -> Session:
         >>> luwu.session() is started
         True
     """
-    found: Session | None = getattr(_here, "session", None)
-    if found is not None:
-        return found
+    if _here.session is not None:
+        return _here.session
     with _sessions_lock:
         running = [one for one in _sessions if not one.nic.is_closed]
     if len(running) != 1:
@@ -128,12 +145,9 @@ def finish() -> None:
     """
     ending = session()
     ending.finish()
-    _here.was_member = ending.is_final
-    if getattr(_here, "session", None) is ending:
+    if _here.session is ending:
         _here.session = None
-    with _sessions_lock:
-        _sessions.discard(ending)
-    after, _here.after = getattr(_here, "after", None), None
+    after, _here.after = _here.after, None
     if after is not None:
         after()
 
@@ -145,22 +159,13 @@ def when_finished(after: Callable[[], object]) -> None:
 
 def finish_at_end() -> None:
     """`finish`, if the script has not: what `luwu run` does when a script has ended well."""
-    ending = getattr(_here, "session", None)
-    if ending is not None and ending.is_final:
+    if _here.session is not None and _here.session.is_final:
         finish()
 
 
 def is_running() -> bool:
     """True if the script in this thread has called `init`, and not yet `finish`."""
-    return getattr(_here, "session", None) is not None
-
-
-def has_been_member() -> bool:
-    """True if the script in this thread is a member of its job, or was before `finish`."""
-    running = getattr(_here, "session", None)
-    if running is not None and running.is_final:
-        return True
-    return getattr(_here, "was_member", False)
+    return _here.session is not None
 
 
 def rank() -> int:
@@ -206,13 +211,6 @@ def device() -> torch.device:
     return session().device
 
 
-def _open_nic(where: torch.device) -> Nic:
-    from luwu.join.open import open_nic  # a test with a NIC of its own needs no transport
-
-    ranks = _environment("RANK"), _environment("WORLD_SIZE")
-    return open_nic(*ranks, on_device=where.type == "cuda")
-
-
 def _environment(name: str) -> int:
     text = os.environ.get(name, "")
     if not text.isdigit():
@@ -241,13 +239,3 @@ def gpus_shared(device: torch.device) -> tuple[int, int] | None:
     count = torch.cuda.device_count() if device.type == "cuda" else 0
     local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return (count, local_count) if 0 < count < local_count else None
-
-
-def _say_if_shared(nic: Nic, device: torch.device) -> None:
-    """Workers of one host may share a GPU, but not without a word."""
-    shared = gpus_shared(device)
-    if shared is not None:
-        nic.recorder.event(
-            "worker.shares_gpu", level="WARNING", rank=nic.rank, gpu=device.index,
-            gpus_count=shared[0], workers_count=shared[1],
-        )  # fmt: skip

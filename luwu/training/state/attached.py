@@ -31,7 +31,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgpack
 import numpy as np
@@ -49,6 +49,7 @@ from luwu.training.base.names import persistent_buffers
 from luwu.training.base.progress import KEPT_STEPS, Progress
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """A thing that can be attached."""
 
@@ -268,11 +269,8 @@ def _stateful(name: str, thing: Any) -> Stateful:
         return _Scheduler(thing)
     if isinstance(thing, torch.Generator):
         return _Functions(thing.get_state, thing.set_state)
-    if callable(getattr(thing, "state_dict", None)) and callable(
-        getattr(thing, "load_state_dict", None)
-    ):
-        found: Stateful = thing
-        return found
+    if isinstance(thing, Stateful):
+        return thing
     if isinstance(thing, MutableMapping):
         return _of_mapping(thing)
     if isinstance(thing, Sampler | DataLoader):
@@ -361,9 +359,8 @@ class _Buffers:
 
 class _RandomState:
     def state_dict(self) -> Any:
-        numpy_state = np.random.get_state(legacy=True)
-        state = {"torch": torch.get_rng_state(), "python": random.getstate()}
-        state["numpy"] = tuple(numpy_state)
+        state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+        state["numpy"] = np.random.get_state(legacy=True)
         if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
         return state
