@@ -8,5 +8,4 @@ gpt.py           a small GPT
 data.py          tokens and batches, a pure function of seed and step
 data_file.py     checks of `--data` without torch
 pace.py          slower compute, for emulation
-finetune.py      fine-tunes a Hugging Face model
 """

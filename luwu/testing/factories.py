@@ -13,7 +13,7 @@ import pytest
 from luwu.testing.settings import setting
 
 if TYPE_CHECKING:
-    from luwu.testing.namespaces import External, ProcService
+    from luwu.testing.namespaces import ProcService
 
 
 def luwu_proc(
@@ -67,7 +67,6 @@ def luwu_proc(
         )
         if value is not None
     }  # fmt: skip
-
     return _service(keys, timeout, keep)
 
 
@@ -96,49 +95,3 @@ def _service(
             pytest.fail(f"namespaces were not dropped: {', '.join(left)}", pytrace=False)
 
     return luwu_proc
-
-
-def luwu_noproc(*, connect: str | None = None, timeout: float | None = None) -> Callable[..., Any]:
-    """Make a session fixture: the job of a `luwu up` that runs already, for one `luwu_run`.
-
-    Args:
-        connect: Connection file or URL; by default `--luwu-connect`, or `luwu_connect` of the ini
-            file.
-        timeout: Seconds that a run may take; goes before `--luwu-timeout`.
-
-    Returns:
-        The fixture. The plugin has one with the defaults, called `luwu_noproc`.
-
-    Examples:
-        With `luwu up --workers 2` running elsewhere, and `pytest --luwu-connect URL`:
-
-        ```python
-        from luwu.testing import factories
-
-        luwu_cluster_room = factories.luwu_noproc()
-
-
-        def rank_of(rank):
-            return rank
-
-
-        def test_on_other_machines(luwu_run, luwu_cluster_room):
-            assert luwu_run(rank_of, service=luwu_cluster_room) == [0, 1]
-        ```
-    """
-
-    @pytest.fixture(scope="session")
-    def luwu_noproc(request: pytest.FixtureRequest) -> External:
-        """A job that is served elsewhere; it has answered."""
-        where = setting(request.config, "connect", connect)
-        if where is None:
-            pytest.fail(
-                "luwu_noproc needs the job of a running luwu up: give --luwu-connect FILE|URL, or "
-                "luwu_connect in the ini file; luwu_proc starts a service of its own",
-                pytrace=False,
-            )
-        from luwu.testing.namespaces import External
-
-        return External(where, timeout_s=setting(request.config, "timeout", timeout))
-
-    return luwu_noproc

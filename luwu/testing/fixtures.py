@@ -13,7 +13,6 @@ from luwu.base.errors import ConfigError
 from luwu.testing.calls import name_function, write_call
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
-from luwu.testing.namespaces import External
 from luwu.testing.record import Record
 from luwu.testing.running import Call, ServiceLike
 from luwu.testing.settings import setting
@@ -44,8 +43,6 @@ class Runner:
         `service`: whose switch and node they use; luwu_proc unless given.
         """
         name_function(fn)  # refused before anything starts
-        if isinstance(service, External):
-            workers = service.take(workers)
         count = _setting(self._request, "workers", workers)
         timeout_s = _setting(self._request, "timeout", timeout)
         if service is None:

@@ -1,4 +1,4 @@
-"""The job that a test's workers join: a namespace of this session's service, or another's job.
+"""The job that a test's workers join: a namespace of this session's service.
 
 A namespace is a state directory and the runs on it. Each run is a job of its own, with its own id
 and endpoints, and goes on with the state that the runs before it left: the way to test a resume.
@@ -15,9 +15,8 @@ from typing import Any, Final
 from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json
-from luwu.join.connection import Connection, join
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.service import Service, ServiceJob, probe
+from luwu.launch.service import Service, ServiceJob
 from luwu.testing.leftovers import memory_files, unfinished_files, until_empty
 from switch_emu.store.directory import CONFIG_NAME
 
@@ -129,32 +128,6 @@ class Namespace:
                 for role, pid in pids.items()
                 if (count := memory_files([pid]))
             ])  # fmt: skip
-
-
-class External:
-    """A job that `luwu up` serves elsewhere; for one run."""
-
-    def __init__(self, connect: str, *, timeout_s: float) -> None:
-        self.connect = connect if "://" in connect else str(Path(connect).expanduser().absolute())
-        self.connection: Connection = join(self.connect, timeout_s=timeout_s)
-        self._is_used = False
-        probe(self.connection, timeout_s=timeout_s)
-
-    def take(self, workers: int | None) -> int:
-        """Use it; the number of workers. Raises ConfigError."""
-        wanted = self.connection.world_size
-        if workers is not None and workers != wanted:
-            raise ConfigError(
-                f"workers={workers}, but the job at {self.connection.endpoint} has {wanted}; "
-                f"leave workers= out, or start luwu up with --workers {workers}"
-            )
-        if self._is_used:
-            raise ConfigError(
-                f"the job at {self.connection.endpoint} was used by an earlier luwu_run: luwu up "
-                "serves one job; use luwu_proc, which serves many, or run one test at a time"
-            )
-        self._is_used = True
-        return wanted
 
 
 def _text(value: object) -> str:

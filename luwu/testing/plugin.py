@@ -1,7 +1,6 @@
 """The pytest plugin (entry point `luwu` of `pytest11`): fixtures that bring a switch and a node.
 
     luwu_proc      session   a service of real processes: a switch and a node, for job after job
-    luwu_noproc    session   a job that `luwu up` serves already, named by --luwu-connect
     luwu_session   function  a fresh namespace on luwu_proc: a state, and the runs on it
     luwu_run       function  luwu_run(fn, workers=2): fn in fresh processes; results by rank
     luwu_inproc    function  the same in threads of this process, in milliseconds
@@ -38,7 +37,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """The options and ini keys."""
     group = parser.getgroup("luwu", "LuWu: switch and optimizer node for tests")
     for name, shape, text in (
-        ("connect", "FILE|URL", "job of a running luwu up, for luwu_noproc"),
         ("workers", "N", "worker processes where a test does not say; 2 unless given"),
         ("timeout", "SECONDS", "how long a run of workers may take; 60 unless given"),
     ):
@@ -82,7 +80,6 @@ def pytest_runtest_makereport(
 
 
 luwu_proc = factories.luwu_proc()
-luwu_noproc = factories.luwu_noproc()
 
 
 @pytest.fixture

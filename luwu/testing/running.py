@@ -20,17 +20,15 @@ from luwu.base.json_file import read_json
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.failures import lost_worker, worker_failure
 from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
-from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.service import ServiceJob
 from luwu.launch.supervisor import STOP_PATIENCE_S, threads_per_worker, worker_environ
 from luwu.launch.torchrun import entry_arguments, guarded
 from luwu.testing.calls import BEFORE, load_value, rank_file, write_call
 from luwu.testing.cluster import clean_environ
-from luwu.testing.namespaces import External, Namespace, ProcService
+from luwu.testing.namespaces import Namespace, ProcService
 from luwu.testing.record import Record
 
 POLL_S: Final = 0.01
-ServiceLike = ProcService | Namespace | External
+ServiceLike = ProcService | Namespace
 _numbers = itertools.count()
 
 
@@ -46,28 +44,21 @@ class Call:
         """True if its end was waited for."""
         self._record, self._timeout_s = record, timeout_s
         self._guards: list[Child] = []
-        self._job: ServiceJob | None = None
         directory = record.folder("call")
         self._owns_namespace = isinstance(service, ProcService)
-        self._namespace: Namespace | None = None
-        if isinstance(service, ProcService):
-            self._namespace = service.namespace(directory)
-        elif isinstance(service, Namespace):
-            self._namespace = service
+        self._namespace = (
+            service.namespace(directory) if isinstance(service, ProcService) else service
+        )
         try:
             self._call = write_call(directory / "call", fn, args)
-            if isinstance(service, External):
-                self.run, connect = RunDirectory.create(directory / "run"), service.connect
-            else:
-                assert self._namespace is not None
-                record.watch_service(self._namespace.service)
-                self._job = self._namespace.start(workers)
-                self.run, connect = self._job.run, str(self._job.run.connect_file)
+            record.watch_service(self._namespace.service)
+            self._job = self._namespace.start(workers)
+            self.run = self._job.run
             self._run_id = f"{self.run.path.name}-{os.getpid()}-{next(_numbers)}"
             self._started_ns = SYSTEM_CLOCK.now_ns()
             environ = worker_environ(
-                self.run, self._run_id, connect=connect, threads=threads_per_worker(workers),
-                base=clean_environ(),
+                self.run, self._run_id, connect=str(self.run.connect_file),
+                threads=threads_per_worker(workers), base=clean_environ(),
             )  # fmt: skip
             for rank in range(workers):
                 self._guards.append(self._start(rank, environ))
@@ -109,9 +100,8 @@ class Call:
             self._raise_failure()
             ranks = range(self.workers)
             results = [load_value(rank_file(self._call, "result", rank)) for rank in ranks]
-            if self._namespace is not None:
-                ended = [read_json(self.run.role(f"worker-{rank}.ended")) or {} for rank in ranks]
-                self._namespace.end(has_joined=any(each.get("joined") for each in ended))
+            ended = [read_json(self.run.role(f"worker-{rank}.ended")) or {} for rank in ranks]
+            self._namespace.end(has_joined=any(each.get("joined") for each in ended))
             return results
         finally:
             self._drop()
@@ -129,10 +119,9 @@ class Call:
             for line in _read(guard.log).splitlines():
                 if line.startswith(LEFT):  # it outlived the rank that started it
                     self._record.leaks.append(f"{line.removeprefix(LEFT)} of worker {rank}")
-        if self._namespace is not None:
-            self._namespace.abandon()
-            if self._owns_namespace:
-                self._record.leaks += self._namespace.drop()
+        self._namespace.abandon()
+        if self._owns_namespace:
+            self._record.leaks += self._namespace.drop()
 
     def _runs(self, rank: int) -> bool:
         """True if a worker was seen in its function."""
@@ -142,8 +131,7 @@ class Call:
     def _until(self, found: Callable[[], bool]) -> None:
         while not found():
             self._raise_failure()
-            if self._job is not None:
-                self._job.look()
+            self._job.look()
             self._raise_if_late()
             sleep(POLL_S)
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-DEFAULTS: Final = {"connect": None, "workers": 2, "timeout": 60.0, "keep": False}
+DEFAULTS: Final = {"workers": 2, "timeout": 60.0, "keep": False}
 MARKER: Final = "luwu"
 OF_MARKER: Final = ("workers", "timeout")
 
@@ -15,7 +15,7 @@ OF_MARKER: Final = ("workers", "timeout")
 def setting(
     config: pytest.Config, name: str, argument: Any = None, *, item: pytest.Item | None = None
 ) -> Any:
-    """The value of `connect`, `workers`, `timeout` or `keep`; `item`: the test that asks.
+    """The value of `workers`, `timeout` or `keep`; `item`: the test that asks.
 
     Raises: pytest.UsageError
     """

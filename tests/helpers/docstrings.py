@@ -20,7 +20,7 @@ from luwu.testing import factories, plugin
 ROOT = Path(__file__).resolve().parents[2]
 API_PAGE = ROOT / "docs" / "api.md"
 FIXTURES = ("luwu_cluster", "luwu_inproc", "luwu_run", "luwu_session")
-FACTORIES = ("luwu_noproc", "luwu_proc")
+FACTORIES = ("luwu_proc",)
 _BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,6 +1,6 @@
 """Small models of transformers, trained by workers in threads and, for comparison, in plain torch.
 
-`workers.finetune` makes the models and the batches of both.
+`docs/examples/huggingface/finetune.py` makes the models and the batches of both.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import copy
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ class Later:
         return getattr(importlib.import_module(self._name), name)
 
 
-finetune = Later("workers.finetune")
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs/examples/huggingface"))
+finetune = Later("finetune")
 luwu_trainer = Later("luwu.integrations.transformers")
 peft = Later("peft")
 transformers = Later("transformers")

@@ -33,7 +33,7 @@ BLOCKS = re.findall(
 COMMANDS = [
     shlex.split(line) for _, kind, text in BLOCKS if kind == "sh" for line in text.splitlines()
 ]
-FINETUNE = [words for words in COMMANDS if "workers/finetune.py" in words]
+FINETUNE = [words for words in COMMANDS if "docs/examples/huggingface/finetune.py" in words]
 FLOAT32 = 1e-4
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from luwu.launch.processes.children import command_of, is_alive
-from luwu.testing.cluster import SOURCE, Cluster
+from luwu.testing.cluster import SOURCE
 from luwu.testing.leftovers import until_empty
 from switch_emu.native.build import user_cache
 from tests.processes.commands import environ_of, every_process
@@ -133,19 +133,6 @@ def make_sandbox(path: Path) -> Iterator[Sandbox]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(text.split()[1]), signal.SIGKILL)
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def luwu_up(directory: Path) -> Iterator[str]:
-    """A `luwu up` for two workers; the file by which they join."""
-    directory.mkdir()
-    flags = ["--workers", "2", "--memory-budget", "64MiB", "--durability", "none"]
-    with Cluster(directory, ["up", "--run-dir", str(directory / "run"), *flags]) as cluster:
-        cluster.wait_for_text("join    luwu run")
-        yield str(cluster.run_directory.connect_file)
-        cluster.signal(signal.SIGTERM)
-        assert cluster.wait(10) == 0
-    assert cluster.leftovers() == []
 
 
 def section(output: str, title: str) -> str:

@@ -17,7 +17,7 @@ from luwu.base.json_file import read_json
 from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.helpers.docstrings import blocks, public_of_testing
-from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, luwu_up, section
+from tests.plugin.sandbox import LIMIT_S, ROOT, Sandbox, section
 
 pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 
@@ -106,15 +106,13 @@ def test_plugin_suite_options_have_an_order(sandbox: Sandbox) -> None:
 from luwu.testing.settings import setting
 
 def test_settings(pytestconfig):
-    names = ("connect", "workers", "timeout", "keep")
+    names = ("workers", "timeout", "keep")
     print("FOUND", *(setting(pytestconfig, name) for name in names),
           setting(pytestconfig, "workers", 5))
 """)
 
-    assert "FOUND None 3 7.5 True 5" in sandbox.run("-s")
-    assert "FOUND a.json 4 1.0 True 5" in sandbox.run(
-        "-s", "--luwu-workers", "4", "--luwu-timeout=1", "--luwu-connect", "a.json"
-    )
+    assert "FOUND 3 7.5 True 5" in sandbox.run("-s")
+    assert "FOUND 4 1.0 True 5" in sandbox.run("-s", "--luwu-workers", "4", "--luwu-timeout=1")
     refused = sandbox.run("--luwu-workers", "0", code=4)
     assert "--luwu-workers: '0' is not a whole number of at least 1" in refused
     sandbox.write("[pytest]\nluwu_timeout = soon\n", "pytest.ini")
@@ -192,32 +190,6 @@ def test_last(luwu_plain, tmp_path):
     assert "never-dropped" in section(output, "teardown of test_last")
 
 
-@pytest.mark.feature("luwu_noproc")
-def test_plugin_suite_on_a_job_that_runs_already(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Goal: luwu_noproc joins a real `luwu up`, once, and says what it needs."""
-    sandbox.write(
-        FUNCTIONS
-        + """
-def test_wrong_number(luwu_run, luwu_noproc):
-    with pytest.raises(luwu.ConfigError, match="workers=5, but the job at shm://.* has 2"):
-        luwu_run(rank_of, workers=5, service=luwu_noproc)
-
-def test_it(luwu_run, luwu_noproc):
-    assert luwu_run(rank_of, service=luwu_noproc) == [0, 1]
-
-def test_again(luwu_run, luwu_noproc):
-    with pytest.raises(luwu.ConfigError, match="luwu up serves one job; use luwu_proc"):
-        luwu_run(rank_of, service=luwu_noproc)
-"""
-    )
-    with luwu_up(tmp_path / "up") as connect:
-        sandbox.run("--luwu-connect", connect)
-
-    assert "give --luwu-connect FILE|URL" in sandbox.run("-k", "test_it", code=1)
-    gone = sandbox.run("-k", "test_it", "--luwu-connect", connect, "--luwu-timeout=0.3", code=1)
-    assert re.search(r"did not appear within \d+ s", gone)
-
-
 @pytest.mark.feature("pytest itself killed")
 def test_plugin_suite_killed_pytest_leaves_no_process(sandbox: Sandbox) -> None:
     """Goal: SIGKILL of pytest ends service, guards, workers and clusters, and their sockets go."""
@@ -290,17 +262,14 @@ def test_it(tmp_path):
     assert "2 passed in" in sandbox.run(f"--import-mode={mode}")
 
 
-def test_plugin_suite_of_the_docstrings(sandbox: Sandbox, tmp_path: Path) -> None:
-    """Goal: every fixture and factory has an example, and all of them pass. Method: one pytest of
-    its own, with a `luwu up` for the fixture that joins a job elsewhere."""
+def test_plugin_suite_of_the_docstrings(sandbox: Sandbox) -> None:
+    """Goal: every fixture and factory has an example, and all of them pass, in one pytest."""
     count = 0
     for name, docstring in public_of_testing().items():
         (block,) = blocks(docstring)
         sandbox.write(block, f"test_{name.replace('.', '_')}.py")
         count += block.count("\ndef test_")
-    with luwu_up(tmp_path / "up") as connect:
-        output = sandbox.run("--luwu-connect", connect)
-    assert f"{count} passed" in output
+    assert f"{count} passed" in sandbox.run()
 
 
 @pytest.mark.feature("kill, suspend, resume in a user's tests")

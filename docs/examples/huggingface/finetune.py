@@ -1,7 +1,7 @@
 """Fine-tune an unmodified Hugging Face model: a plain loop over all weights, or LoRA's alone.
 
-    luwu run --workers 2 workers/finetune.py --model llama
-    luwu run --workers 2 workers/finetune.py --model bert --lora 4
+    luwu run --workers 2 docs/examples/huggingface/finetune.py --model llama
+    luwu run --workers 2 docs/examples/huggingface/finetune.py --model bert --lora 4
 
 The model is made from a small config and text is read as bytes, so nothing is downloaded; a model
 of yours takes the place of `make_model`, and its tokens that of `make_inputs`. `loss[k]` is this
