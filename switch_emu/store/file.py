@@ -70,7 +70,7 @@ from switch_emu.store.manifest import (
 from switch_emu.store.records import Buffer, DecidedStep, Durability
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
-from switch_emu.store.views import RecordRows, check_rows, one_record, read_view, write_view
+from switch_emu.store.views import RecordRows, check_rows, one_record, write_view
 
 _STOPPED = (
     "The store is stopped, and it is unknown what the disk holds of this step; the decided version "
@@ -353,9 +353,9 @@ class FilePageStore(PageStore):
     def fill(self, page: int, record: Buffer) -> None:
         """Write a missing page to the side of the decided version."""
         self._check_writable()
-        view = read_view(record, self.config.kind(page).record_bytes, f"page {page}")
-        bare = self._steps.entry_to_fill(page)
-        (entry,) = self._write_rows(page, [bare], one_record(view))
+        rows = one_record(record)
+        check_rows(self.config, page, rows)
+        (entry,) = self._write_rows(page, [self._steps.entry_to_fill(page)], rows)
         self._steps.note_filled(page, entry)
 
     def digest(self, pages: range, version: int) -> bytes:

@@ -49,7 +49,7 @@ from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import IoCounter
 from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import Pin, StepState
-from switch_emu.store.views import RecordRows, one_record, read_view, write_view
+from switch_emu.store.views import RecordRows, one_record
 
 
 class PageStore(Closing):
@@ -110,8 +110,7 @@ class PageStore(Closing):
 
     def read(self, page: int, version: int, into: memoryview) -> None:
         """Fill `into` with the record of a page; see `read_rows`."""
-        size = self.config.kind(page).record_bytes
-        self.read_rows(page, version, one_record(write_view(into, size, f"page {page}")))
+        self.read_rows(page, version, one_record(into))
 
     @abstractmethod
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
@@ -135,9 +134,7 @@ class PageStore(Closing):
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:
         """Write the record of a page; see `write_rows`."""
-        size = self.config.kind(page).record_bytes
-        rows = one_record(read_view(record, size, f"page {page}"))
-        self.write_rows(page, version, attempt, rows)
+        self.write_rows(page, version, attempt, one_record(record))
 
     @abstractmethod
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:

@@ -17,7 +17,7 @@ from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.records import Buffer, DecidedStep
 from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape
-from switch_emu.store.views import RecordMemory, RecordRows, check_rows, read_view, write_view
+from switch_emu.store.views import RecordMemory, RecordRows, check_rows, one_record, write_view
 
 
 class MemoryPageStore(PageStore):
@@ -101,9 +101,10 @@ class MemoryPageStore(PageStore):
 
     def fill(self, page: int, record: Buffer) -> None:
         self._check_open()
+        rows = one_record(record)
+        check_rows(self.config, page, rows)
         entry = self._steps.entry_to_fill(page)
-        view = read_view(record, self.config.kind(page).record_bytes, f"page {page}")
-        self._sides[entry.side].record(page)[:] = view
+        self._sides[entry.side].record(page)[:] = rows.memory
         self._steps.note_filled(page, entry)
 
     def prepare(self, step: DecidedStep) -> None:

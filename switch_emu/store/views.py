@@ -38,9 +38,10 @@ class RecordRows:
         return replace(self, memory=self.memory.toreadonly())
 
 
-def one_record(record: memoryview) -> RecordRows:
-    """A single record, in a flat view."""
-    return RecordRows(record, 1, len(record), len(record))
+def one_record(record: Buffer) -> RecordRows:
+    """A single record."""
+    view = memoryview(record).cast("B")
+    return RecordRows(view, 1, len(view), len(view))
 
 
 class RecordMemory:
@@ -75,17 +76,11 @@ class RecordMemory:
         return RecordRows(self._whole[start : start + count * size], count, size, size)
 
 
-def read_view(record: Buffer, size: int, what: str) -> memoryview:
-    """A flat view of exactly `size` bytes. Raises StateError for another size."""
-    view = memoryview(record).cast("B")
-    if len(view) != size:
-        raise StateError(f"{what}: the buffer has {len(view)} bytes, expected {size}")
-    return view
-
-
 def write_view(into: memoryview, size: int, what: str) -> memoryview:
     """A flat writable view of exactly `size` bytes. Raises StateError otherwise."""
-    view = read_view(into, size, what)
+    view = into.cast("B")
+    if len(view) != size:
+        raise StateError(f"{what}: the buffer has {len(view)} bytes, expected {size}")
     if view.readonly:
         raise StateError(f"{what}: the buffer to read into is read-only; give a writable one")
     return view
