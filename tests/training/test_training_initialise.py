@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -11,21 +10,13 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.base.errors import StepAborted
+from tests.checkpoint.test_load_pretrained import prepare, seeded
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
+from tests.helpers.small_models import shard_gpt
 from tests.helpers.training_harness import assert_same_bits, run_ranks, worker
-from workers.gpt import GPT, GPTConfig, init_weights
+from workers.gpt import GPT, GPTConfig
 
 CONFIG = GPTConfig(layers=2, width=64, heads=4, context=16, vocab=128)
-
-
-def seeded(module: nn.Module) -> None:
-    init_weights(module, 3)
-
-
-def shard(model: Any) -> Any:
-    for block in model.blocks:
-        luwu.fully_shard(block)
-    return luwu.fully_shard(model)
 
 
 def expected(config: GPTConfig) -> dict[str, Tensor]:
@@ -36,17 +27,8 @@ def expected(config: GPTConfig) -> dict[str, Tensor]:
 
 
 def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> None:
-    def work(rank: int) -> None:
-        with worker(network, rank):
-            with torch.device("meta" if meta else "cpu"):
-                model = GPT(config)
-            shard(model)
-            luwu.init_weights(model, seeded)
-            luwu.optim.AdamW(model.parameters())
-            with contextlib.suppress(StepAborted):  # the abort may reach a rank only now
-                luwu.finish()
-
-    run_ranks(network.world_size, work)
+    device = "meta" if meta else "cpu"
+    prepare(network, lambda: GPT(config), lambda m: luwu.init_weights(m, seeded), device=device)
 
 
 @pytest.mark.feature("construction on meta, first weights unit by unit")
@@ -140,7 +122,7 @@ def test_a_state_with_weights_is_not_overwritten() -> None:
     with worker(network):
         with torch.device("meta"):
             model = GPT(CONFIG)
-        shard(model)
+        shard_gpt(model)
         luwu.init_weights(model, calls.append)
         optimizer = luwu.optim.AdamW(model.parameters())
         assert optimizer.next_step == 5
@@ -209,7 +191,7 @@ def test_one_unit_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with worker(network):
         with torch.device("meta"):
             model = GPT(CONFIG)
-        shard(model)
+        shard_gpt(model)
         luwu.init_weights(model, fill)
         luwu.optim.AdamW(model.parameters())
     largest = max(p.numel() for p in GPT(CONFIG).parameters()) * 2
