@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 
 import luwu
 from luwu.optim.averages import WeightAverage
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, batch
+from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
+from tests.helpers.small_models import Block, Stack
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
@@ -43,13 +43,6 @@ class Plain:
         )  # fmt: skip
 
 
-def train(model: nn.Module, optimizer: Any, first: int, last: int) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        model(batch(step, 0, 0)).square().mean().backward()
-        optimizer.step()
-
-
 def save(app: Any, directory: Path) -> None:
     dcp.save({"app": app}, checkpoint_id=directory, no_dist=True)
 
@@ -72,7 +65,7 @@ def sharded_job(name: str, seed: int = 7) -> tuple[nn.Module, Any]:
 def expected_of(name: str) -> str:
     """Weights of plain torch at the end."""
     model, optimizer = plain_job(name)
-    train(model, optimizer, 0, STEPS + MORE)
+    train_steps(model, optimizer, 0, STEPS + MORE)
     return digest_of(dict(model.named_parameters()))
 
 
@@ -86,13 +79,13 @@ def test_a_checkpoint_goes_on(way: str, name: str, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint"
     if source == "torch":
         model, optimizer = plain_job(name)
-        train(model, optimizer, 0, STEPS)
+        train_steps(model, optimizer, 0, STEPS)
         save(Plain(model, optimizer), directory)
     else:
 
         def first(_: int) -> None:
             model, optimizer = sharded_job(name)
-            train(model, optimizer, 0, STEPS)
+            train_steps(model, optimizer, 0, STEPS)
             app = luwu.AppState(model, optimizer)
             assert isinstance(app, Stateful)
             save(app, directory)
@@ -101,7 +94,7 @@ def test_a_checkpoint_goes_on(way: str, name: str, tmp_path: Path) -> None:
     if target == "torch":
         model, optimizer = plain_job(name, seed=1)
         load(Plain(model, optimizer), directory, dcp.DefaultLoadPlanner(allow_partial_load=True))
-        train(model, optimizer, STEPS, STEPS + MORE)
+        train_steps(model, optimizer, STEPS, STEPS + MORE)
         assert digest_of(dict(model.named_parameters())) == expected_of(name)
         return
 
@@ -109,7 +102,7 @@ def test_a_checkpoint_goes_on(way: str, name: str, tmp_path: Path) -> None:
         model, optimizer = sharded_job(name, seed=1)
         optimizer.param_groups[0]["lr"] = 9.0
         load(luwu.AppState(model, optimizer), directory)
-        train(model, optimizer, STEPS, STEPS + MORE)
+        train_steps(model, optimizer, STEPS, STEPS + MORE)
 
     assert in_cluster(tmp_path / "second", second).digest == expected_of(name)
 
@@ -126,7 +119,7 @@ def test_a_checkpoint_of_fsdp_goes_on(tmp_path: Path) -> None:
                 fully_shard(block)
         fully_shard(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        train(model, optimizer, 0, STEPS)
+        train_steps(model, optimizer, 0, STEPS)
         save(Plain(model, optimizer), tmp_path / "theirs")
         expected = {name: p.full_tensor() for name, p in model.state_dict().items()}
 
@@ -140,7 +133,7 @@ def test_a_checkpoint_of_fsdp_goes_on(tmp_path: Path) -> None:
             theirs = optimizer.state[model.first.weight]
             assert found["step"] == STEPS
             assert torch.equal(found["exp_avg"], theirs["exp_avg"].full_tensor())
-            train(ours, network, STEPS, STEPS + MORE)
+            train_steps(ours, network, STEPS, STEPS + MORE)
             save(luwu.AppState(ours, network), tmp_path / "ours")
             expected.update(luwu.get_model_state_dict(ours))
 
@@ -169,20 +162,20 @@ def test_an_average_is_in_the_checkpoint(tmp_path: Path) -> None:
 
     def whole(_: int) -> None:
         model, optimizer = job(luwu.ema(0.5))
-        train(model, optimizer, 0, STEPS)
+        train_steps(model, optimizer, 0, STEPS)
         save(luwu.AppState(model, optimizer), tmp_path / "with")
-        train(model, optimizer, STEPS, STEPS + MORE)
+        train_steps(model, optimizer, STEPS, STEPS + MORE)
         ends.append(digest_of(luwu.get_model_state_dict(model, average=True)))
 
     def without(_: int) -> None:
         model, optimizer = job(None)
-        train(model, optimizer, 0, STEPS)
+        train_steps(model, optimizer, 0, STEPS)
         save(luwu.AppState(model, optimizer), tmp_path / "without")
 
     def resumed(_: int) -> None:
         model, optimizer = job(luwu.ema(0.5))
         load(luwu.AppState(model, optimizer), tmp_path / "with")
-        train(model, optimizer, STEPS, STEPS + MORE)
+        train_steps(model, optimizer, STEPS, STEPS + MORE)
         ends.append(digest_of(luwu.get_model_state_dict(model, average=True)))
 
     def begun(_: int) -> None:

@@ -14,8 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
 from luwu.optim.state_dict import _DEFAULTS
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, TiedStack, batch
+from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
+from tests.helpers.small_models import Stack, TiedStack, batch, shard
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -30,25 +30,14 @@ def make(seed: int = 7) -> Any:
     return seeded(TiedStack, seed)
 
 
-def shard(model: nn.Module) -> None:
-    luwu.fully_shard_each(model, Block)
-
-
 def trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
-
-
-def steps(model: Any, optimizer: Any, first: int, last: int) -> None:
-    for step in range(first, last):
-        optimizer.zero_grad()
-        model(batch(step, 0, 0)).square().mean().backward()
-        optimizer.step()
 
 
 def plain(name: str, last: int) -> tuple[Any, Any]:
     model = make()
     optimizer = getattr(torch.optim, name)(trained(model), fused=True, **OPTIMIZERS[name])
-    steps(model, optimizer, 0, last)
+    train_steps(model, optimizer, 0, last)
     return model, optimizer
 
 
@@ -83,7 +72,7 @@ def test_state_dicts_are_those_of_torch(name: str, tmp_path: Path) -> None:
         model = make()
         shard(model)
         optimizer = network(name, model)
-        steps(model, optimizer, 0, 3)
+        train_steps(model, optimizer, 0, 3)
         return (
             luwu.get_model_state_dict(model),
             luwu.get_optimizer_state_dict(model, optimizer),
@@ -113,14 +102,12 @@ def test_weights_that_are_here_are_not_handed_out(tmp_path: Path) -> None:
 
     def work(rank: int) -> None:
         model: Any = seeded(Stack)
-        luwu.fully_shard_each(
-            model, Block, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        )
+        shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
         with torch.no_grad():
             model(batch(0, 0, 0))
         found = luwu.get_model_state_dict(model)
-        steps(model, optimizer, 0, 2)
+        train_steps(model, optimizer, 0, 2)
         with torch.no_grad():
             model(batch(0, 0, 0))
         for name, expected in seeded(Stack).state_dict().items():
@@ -168,11 +155,11 @@ def test_training_goes_on_from_state_dicts(meta: bool, name: str, tmp_path: Path
                 getattr(model.norm, buffer).fill_(value)
         luwu.set_optimizer_state_dict(model, luwu_optimizer, state)
         assert luwu_optimizer.param_groups[0]["lr"] == 1e-2
-        steps(model, luwu_optimizer, 3, 5)
+        train_steps(model, luwu_optimizer, 3, 5)
         return luwu.get_model_state_dict(model)
 
     found = in_cluster(tmp_path, work).results[0]
-    steps(source, optimizer, 3, 5)
+    train_steps(source, optimizer, 3, 5)
     assert_same(found, source.state_dict())
 
 
@@ -188,7 +175,7 @@ def test_a_resumed_run_takes_no_other_weights(tmp_path: Path) -> None:
             optimizer = network("AdamW", model)
             assert optimizer.next_step == first
             model.norm.eval()
-            steps(model, optimizer, first, last)
+            train_steps(model, optimizer, first, last)
 
         return run
 

@@ -15,8 +15,8 @@ from luwu.base.errors import StepAborted
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.source import RestingState
 from luwu.training.steps.result import StepResult
-from tests.helpers.real_training import digest_of, in_cluster, seeded
-from tests.helpers.small_models import Block, Stack, TiedStack, batch
+from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
+from tests.helpers.small_models import Block, Stack, TiedStack
 
 RANKS, EVERY, ROUNDS = 2, 3, 4
 
@@ -26,18 +26,12 @@ def local_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=1e-3)
 
 
-def local_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
-    model(batch(step, rank, 0)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def local_steps(
     model: Any, outer: luwu.DiLoCo, optimizer: torch.optim.Optimizer, rank: int, first: int = 0,
     last: int = ROUNDS * EVERY,
 ) -> None:  # fmt: skip
     for step in range(first, last):
-        local_step(model, optimizer, step, rank)
+        train_steps(model, optimizer, step, step + 1, rank)
         outer.step()
 
 
@@ -57,7 +51,7 @@ def by_hand(make: Any, rounds: int = ROUNDS, resumed_at: int = -1) -> dict[str, 
         if step == resumed_at * EVERY:
             optimizers = [local_optimizer(model) for model in models]
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            local_step(model, optimizer, step, rank)
+            train_steps(model, optimizer, step, step + 1, rank)
         if (step + 1) % EVERY:
             continue
         with torch.no_grad():
@@ -89,7 +83,7 @@ def test_rounds_are_those_of_plain_torch(make: Any, update: str, tmp_path: Path)
             ),
         )  # fmt: skip
         for step in range(ROUNDS * EVERY):
-            local_step(model, optimizer, step, rank)
+            train_steps(model, optimizer, step, step + 1, rank)
             assert outer.step() == ((step + 1) % EVERY == 0)
             assert outer.round == (step + 1) // EVERY
         expected = by_hand(make)
@@ -122,7 +116,7 @@ def test_a_lost_round_is_sent_again(tmp_path: Path) -> None:
         if rank == 1:
             nic.push = push_and_cancel
         for step in range(ROUNDS * EVERY):
-            local_step(model, optimizer, step, rank)
+            train_steps(model, optimizer, step, step + 1, rank)
             if rank == 1 and step == EVERY - 1:
                 nic.cancel("a test")
             outer.step()
@@ -156,7 +150,7 @@ def test_an_attempt_that_is_lost_after_a_decision(
         outer = luwu.DiLoCo(model, Block, every=EVERY)
         last = 2 * EVERY - 1
         local_steps(model, outer, optimizer, rank, 0, last)
-        local_step(model, optimizer, last, rank)
+        train_steps(model, optimizer, last, last + 1, rank)
         with nullcontext() if back_to else pytest.raises(StepAborted):
             outer.step()
         local_steps(model, outer, optimizer, rank, last + 1)

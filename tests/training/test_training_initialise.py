@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -11,16 +10,13 @@ from torch import Tensor, nn
 
 import luwu
 from luwu.base.errors import StepAborted
+from tests.checkpoint.test_load_pretrained import prepare, seeded
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.small_models import gpt_config, make_gpt, shard_gpt
 from tests.helpers.training_harness import assert_same_bits, run_ranks, worker
-from workers.gpt import GPT, GPTConfig, init_weights
+from workers.gpt import GPT, GPTConfig
 
 CONFIG = gpt_config(layers=2)
-
-
-def seeded(module: nn.Module) -> None:
-    init_weights(module, 3)
 
 
 def expected(config: GPTConfig) -> dict[str, Tensor]:
@@ -28,17 +24,8 @@ def expected(config: GPTConfig) -> dict[str, Tensor]:
 
 
 def load(network: FakeNetwork, config: GPTConfig = CONFIG, *, meta: bool) -> None:
-    def work(rank: int) -> None:
-        with worker(network, rank):
-            with torch.device("meta" if meta else "cpu"):
-                model = GPT(config)
-            shard_gpt(model)
-            luwu.init_weights(model, seeded)
-            luwu.optim.AdamW(model.parameters())
-            with contextlib.suppress(StepAborted):  # the abort may reach a rank only now
-                luwu.finish()
-
-    run_ranks(network.world_size, work)
+    device = "meta" if meta else "cpu"
+    prepare(network, lambda: GPT(config), lambda m: luwu.init_weights(m, seeded), device=device)
 
 
 @pytest.mark.feature("construction on meta, first weights unit by unit")
