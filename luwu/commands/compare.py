@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import webbrowser
@@ -42,6 +43,8 @@ OF_NETWORK: Final = ("worker_restarts", *STATE_KEYS)
 DEMO_BUDGET_SHARE: Final = 8
 """The demo keeps one part in so many of the state in memory."""
 STATE_BYTES_PER_PARAMETER: Final = 12
+DEMO_LOSS_MAX: Final = 2.6
+DEMO_LOSS_STEPS: Final = 20
 DEMO_TIME_TEXT: Final = "one to three minutes on two processors"
 
 
@@ -90,7 +93,7 @@ def run(resolved: Resolved, preset: str | None, is_opened: bool, verbose: bool) 
             raise
     document = comparison(config, arms)
     code = _finish(run_directory, document, config, console, is_demo=is_demo)
-    write_outcome(run_directory, code, "finished" if code == 0 else "a digest is wrong")
+    write_outcome(run_directory, code, "finished" if code == 0 else "a loss or digest is wrong")
     report = keep_report(run_directory)
     if report is not None:
         console.say(f"report  {report}")
@@ -188,7 +191,7 @@ def _finish(
             write_json(Path(config.json).absolute(), document)
     code = 0
     if is_demo:
-        code = _check_weights(document, config, console)
+        code = max(_check_losses(document, console), _check_weights(document, config, console))
     if config.trace is not None:
         write_trace(run_directory, config.trace, console.say)
     return code
@@ -201,6 +204,20 @@ def _say_next(run_directory: RunDirectory, console: Console) -> None:
         f"        {program} compare --arms luwu,fsdp,ddp,single --layers 6 --width 256 --steps 60"
     )
     console.say(f"        {program} run --workers 2 -m workers.train --arm luwu --steps 60")
+
+
+def _check_losses(document: dict[str, Any], console: Console) -> int:
+    code = 0
+    for arm in document["arms"]:
+        last = arm["loss"][-DEMO_LOSS_STEPS:]
+        mean = math.fsum(last) / len(last)
+        is_low = mean < DEMO_LOSS_MAX
+        console.verdict(
+            f"{arm['name']:<8} mean loss of the last {len(last)} steps {mean:.3f}: "
+            f"{'below' if is_low else 'NOT below'} {DEMO_LOSS_MAX}"
+        )
+        code = code if is_low else 1
+    return code
 
 
 def _check_weights(document: dict[str, Any], config: RunConfig, console: Console) -> int:
