@@ -31,9 +31,9 @@ COMMON: Final = {
     "memory_budget": "256MiB", "durability": "process", "link": LINK, "chunk": "128KiB",
 }  # fmt: skip
 FAULTS: Final[dict[str, dict[str, str]]] = {
-    "loss 1 %": {"loss": "0.01"},
-    "loss 10 %": {"loss": "0.1"},
-    "repeated and reordered": {"duplicate": "0.2", "reorder": "64"},
+    "loss 1 %": {"link": f"{LINK},loss=0.01"},
+    "loss 10 %": {"link": f"{LINK},loss=0.1"},
+    "repeated and reordered": {"link": f"{LINK},duplicate=0.2,reorder=64"},
 }
 REPEATS: Final = 3
 

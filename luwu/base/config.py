@@ -21,14 +21,7 @@ from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.foreign import read_toml
 from luwu.base.limits import INT64_MAX, NODE_COUNT_MAX, WORLD_SIZE_MAX
-from luwu.base.links import (
-    Links,
-    parse_dilation,
-    parse_links,
-    parse_rate,
-    parse_ratio,
-    parse_window,
-)
+from luwu.base.links import Links, parse_dilation, parse_links, parse_rate
 from luwu.base.parsers import (
     Parser,
     boolean,
@@ -79,8 +72,7 @@ NETWORK: Final = "Network"
 HOSTS: Final = "Several hosts"
 LOSSES: Final = "Lost processes"
 EMULATION: Final = "Emulated links, disks and switches"
-FAULTS: Final = "Faults of emulated links"
-RARE: Final = (EMULATION, FAULTS)
+RARE: Final = (EMULATION,)
 """Groups of keys that only `--help-all` shows."""
 
 
@@ -241,7 +233,7 @@ class RunConfig:
     grace: float = _key(600.0, seconds, "TIME", ALL, LOSSES,
         "how long to wait for a process that stopped responding", roles=NODE)
     link: Links | None = _key(None, parse_links, "SPEC", ALL, EMULATION,
-        "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,queue=4MiB or worker=SPEC;node=SPEC",
+        "emulate links: 10gbit, 100gbe, rate=1gbit,delay=0.2ms,loss=0.01 or worker=SPEC;node=SPEC",
         roles=BOTH)
     disk_rate: float | None = _key(None, parse_rate, "RATE", ALL, EMULATION,
         "emulate a disk of this rate for the node's pages: 2GB/s", roles=NODE)
@@ -249,18 +241,12 @@ class RunConfig:
         "minimum time of each unit's forward, and of its backward, in milliseconds")
     dilation: float = _key(1.0, parse_dilation, "X", ALL, EMULATION,
         "slow down emulated links, the emulated disk and --compute-ms by this factor", roles=BOTH)
-    fidelity: str = _choice("functional", ("functional", "protocol", "timed"), ALL, EMULATION,
-        "model of the switch: memory as needed; the fixed slots of a programmable switch; "
-        "these slots with timed links", roles=SWITCH)
+    fidelity: str = _choice("functional", ("functional", "protocol"), ALL, EMULATION,
+        "model of the switch: memory as needed, or the fixed slots of a programmable switch",
+        roles=SWITCH)
     slots: int | None = _key(None, whole(1), "N", ALL, EMULATION,
         "slots of the switch with --fidelity protocol, two copies each (default: at most 256)",
         roles=SWITCH)
-    loss: float | None = _key(None, parse_ratio, "X", ALL, FAULTS,
-        "share of messages that each emulated link drops", roles=BOTH)
-    duplicate: float | None = _key(None, parse_ratio, "X", ALL, FAULTS,
-        "share of messages that each emulated link delivers twice", roles=BOTH)
-    reorder: int | None = _key(None, parse_window, "N", ALL, FAULTS,
-        "number of later messages that may overtake one on an emulated link", roles=BOTH)
     # fmt: on
 
 

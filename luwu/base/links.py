@@ -129,6 +129,10 @@ class LinkPair:
     up: LinkSpec = LinkSpec()
     down: LinkSpec = LinkSpec()
 
+    def dilated(self, factor: float) -> LinkPair:
+        """The same pair in a world where everything takes `factor` times as long."""
+        return LinkPair(up=self.up.dilated(factor), down=self.down.dilated(factor))
+
     @property
     def is_ideal(self) -> bool:
         """Nothing is emulated."""
@@ -190,6 +194,11 @@ class Links:
             spec.rate_bytes_per_s is not None or spec.delay_ns or spec.jitter_ns
             for _, _, spec in self.directions()
         )
+
+    def dilated(self, factor: float) -> Links:
+        """The same links in a world where everything takes `factor` times as long."""
+        worker, switch, node = (self.of(role).dilated(factor) for role in ROLES)
+        return replace(self, worker=worker, switch=switch, node=node)
 
     def of(self, role: str) -> LinkPair:
         """The link of a role."""
@@ -288,34 +297,6 @@ def push_window_bytes(link: LinkPair | None, extent_bytes: int, most_bytes: int)
     round_trip_ns = sum(delays_ns) + link.up.serialise_ns(extent_bytes) + _HOST_NS
     busy_bytes = int(2 * link.up.rate_bytes_per_s * round_trip_ns / 1e9)
     return min(most_bytes, max(_EXTENTS_UNDER_WAY_MIN * extent_bytes, busy_bytes))
-
-
-def emulated_links(
-    links: Links | None,
-    *,
-    loss: float | None = None,
-    duplicate: float | None = None,
-    reorder: int | None = None,
-    dilation: float = 1.0,
-) -> Links:
-    """The links of `--link`, with `--loss`, `--duplicate`, `--reorder` on every link and direction,
-    and with rates and delays dilated. Raises ConfigError if something is given twice.
-    """  # fmt: skip
-    found = links or Links()
-    everywhere = {"loss": loss, "duplicate": duplicate, "reorder": reorder}
-    asked: dict[str, Any] = {option: value for option, value in everywhere.items() if value}
-    pairs: dict[str, dict[str, LinkSpec]] = {role: {} for role in ROLES}
-    for role, way, spec in found.directions():
-        for option in asked:
-            if getattr(spec, _FIELDS[option]):
-                raise ConfigError(
-                    f"{option}: --link sets {option}={getattr(spec, _FIELDS[option])} for "
-                    f"{role}.{way} already; leave one of them out"
-                )
-        changed = replace(spec, **{_FIELDS[option]: value for option, value in asked.items()})
-        pairs[role][way] = changed.dilated(dilation)
-    dilated: dict[str, Any] = {role: LinkPair(**pairs[role]) for role in ROLES}
-    return replace(found, **dilated)
 
 
 def parse_ratio(text: str, name: str) -> float:

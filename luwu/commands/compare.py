@@ -162,7 +162,7 @@ def _check_network(resolved: Resolved) -> None:
     if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(
             "link: only arms with a switch run over emulated links and disks; add luwu to --arms, "
-            "or leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+            "or leave --link and --disk-rate out"
         )
     for name, key in KEYS.items():
         if "compare" not in key.verbs or not (key.roles or name in OF_NETWORK):

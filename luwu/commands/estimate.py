@@ -91,7 +91,7 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
     if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(
             "link: luwu estimate measures this machine's disk, without emulated links and disks; "
-            "leave --link, --loss, --duplicate, --reorder and --disk-rate out"
+            "leave --link and --disk-rate out"
         )
     if config.optimizer_nodes > 1:
         raise ConfigError(

@@ -9,7 +9,6 @@ from typing import cast
 
 from luwu.base.config import RunConfig
 from luwu.join.job_file import ScriptJob
-from luwu.launch.network import switch_fidelity
 from luwu.launch.serving import Sizes, chosen_transport, node_plan, tree_of
 from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout
@@ -122,7 +121,7 @@ def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | Non
             job=1, listen="", summary=Path(), state=state, world_size=config.workers,
             durability=cast(Durability, config.durability), has_switch=not config.no_switch,
             memory_budget_bytes=sizes.memory_budget_bytes, chunk_bytes=sizes.chunk_bytes,
-            extent_chunks=sizes.extent_chunks, fidelity=switch_fidelity(config),
+            extent_chunks=sizes.extent_chunks, fidelity=config.fidelity,
             slots=config.slots, arena_bytes=int(transport == "shm"),
         ),
         plan=node_plan(config, sizes),

@@ -6,7 +6,7 @@ from typing import Final
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.base.links import LinkPair, Links, emulated_links
+from luwu.base.links import LinkPair, Links
 
 _CHUNK_LINK_S: Final = 0.0125
 _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
@@ -17,10 +17,7 @@ _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
 
 def links_of(config: RunConfig) -> Links:
     """The emulated links, dilated. Raises ConfigError for what would have no effect."""
-    links = emulated_links(
-        config.link, loss=config.loss, duplicate=config.duplicate, reorder=config.reorder,
-        dilation=config.dilation,
-    )  # fmt: skip
+    links = (config.link or Links()).dilated(config.dilation)
     if config.tree is None and "switch" in links.named:
         raise ConfigError(
             "link: no switch is above another one here, so there is no link of a switch; set "
@@ -64,11 +61,6 @@ def node_link(config: RunConfig) -> LinkPair:
     """The link of those who dial the node. Raises ConfigError."""
     links = links_of(config)
     return links.worker if config.no_switch else links.node
-
-
-def switch_fidelity(config: RunConfig) -> str:
-    """The fidelity of the switch itself: timed is a protocol switch whose links take time."""
-    return "protocol" if config.fidelity == "timed" else config.fidelity
 
 
 def dilated_disk_rate(config: RunConfig) -> float | None:

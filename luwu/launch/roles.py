@@ -30,7 +30,7 @@ from luwu.base.links import LinkPair
 from luwu.base.own import own_module
 from luwu.base.seeds import derive
 from luwu.base.tree import Place, Tree
-from luwu.launch.network import dilated_disk_rate, links_of, node_link, switch_fidelity
+from luwu.launch.network import dilated_disk_rate, links_of, node_link
 from luwu.launch.nodes import is_node, kind_of, node_result, node_role
 from luwu.launch.processes.children import MARK, ROLE_TUNABLES, Child, DiskBytes
 from luwu.launch.processes.console import tail
@@ -255,7 +255,7 @@ def node_spec(
         summary=run.result(node_result(number, config.optimizer_nodes)),
         number=number,
         optimizer_nodes=config.optimizer_nodes,
-        fidelity=switch_fidelity(config),
+        fidelity=config.fidelity,
         slots=config.slots,
         groups=tuple(groups),
         limits=NodeLimits(
@@ -340,7 +340,7 @@ def switch_spec(
         events=run.events(place.process),
         counters=run.counters(place.process),
         summary=run.result(f"{place.process}.json"),
-        fidelity=switch_fidelity(config),
+        fidelity=config.fidelity,
         slots=config.slots,
         link_roles=tuple(roles),
         link=_emulated(links_of(config).below(roles, place.process)),

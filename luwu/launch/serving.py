@@ -28,7 +28,7 @@ from luwu.base.tree import (
     read_tree,
 )
 from luwu.join.connection import Connection, Leaf, write_connection
-from luwu.launch.network import chunk_for_links, links_of, node_link, switch_fidelity
+from luwu.launch.network import chunk_for_links, links_of, node_link
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec
@@ -398,7 +398,7 @@ def own_slots(config: RunConfig) -> int:
     """Slots of the node's own switch that its memory budget must hold."""
     in_arenas = config.no_switch and chosen_transport(config) == "shm"
     return planned_slots(
-        switch_fidelity(config), config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
+        config.fidelity, config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
     )
 
 
@@ -414,11 +414,6 @@ def check_lost_steps(config: RunConfig) -> None:
 
 def check_fidelity(config: RunConfig) -> None:
     """Raises ConfigError if slots are asked for where none are fixed."""
-    if config.fidelity == "timed" and not links_of(config).has_rate_or_delay:
-        raise ConfigError(
-            "fidelity: timed is protocol with timed links, but no link has a rate or delay; give "
-            "--link too, such as --link 100gbe, or --fidelity protocol"
-        )
     if config.slots is not None and config.fidelity == "functional":
         raise ConfigError(
             f"slots: {config.slots} asked for, but with functional fidelity a switch has as many "

@@ -7,7 +7,6 @@ from luwu.base.errors import ConfigError
 from luwu.base.limits import POOL_BYTES_DEFAULT
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import Tree
-from luwu.launch.network import switch_fidelity
 from luwu.transport.arena import memory_limit
 from switch_emu.switch.capacity import SLOTS_AUTO_MAX, slot_memory
 from switch_emu.switch.plan import SwitchPlan, plan_switch, roomy_extent_bytes
@@ -71,7 +70,7 @@ def _widest(tree: Tree) -> int:
 
 def _fixed_slots_bytes(config: RunConfig, child_count: int, extent_bytes: int) -> int:
     """Memory of the slots of protocol fidelity: those asked for, or the default where it fits."""
-    if switch_fidelity(config) == "functional":
+    if config.fidelity == "functional":
         return 0
     each = slot_memory(1, child_count=child_count, chunk_bytes=extent_bytes)
     if config.slots is not None:

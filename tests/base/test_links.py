@@ -8,14 +8,7 @@ import pytest
 
 from luwu.base.config import resolve
 from luwu.base.errors import ConfigError
-from luwu.base.links import (
-    PROFILES,
-    LinkPair,
-    LinkSpec,
-    emulated_links,
-    parse_links,
-    push_window_bytes,
-)
+from luwu.base.links import PROFILES, LinkPair, LinkSpec, parse_links, push_window_bytes
 from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
 from luwu.launch.network import chunk_for_links, dilated_compute_ms, dilated_disk_rate, links_of
@@ -101,15 +94,14 @@ def test_bad_network_links_are_refused_with_what_would_work(text: str, said: str
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        ({"loss": "1"}, "--loss: '1' is not a share of messages.*write 0.01"),
-        ({"duplicate": "x"}, "--duplicate: 'x' is not a share"),
-        ({"reorder": "-1"}, "--reorder: '-1' is not a number of messages"),
+        ({"link": "loss=1"}, "loss: '1' is not a share of messages.*write 0.01"),
+        ({"link": "duplicate=x"}, "duplicate: 'x' is not a share"),
+        ({"link": "reorder=-1"}, "reorder: '-1' is not a number of messages"),
         ({"dilation": "0.5"}, "--dilation: '0.5' is not a number from 1"),
         ({"dilation": "inf"}, "--dilation: 'inf' is not a number from 1"),
         ({"disk_rate": "0"}, "--disk-rate: a rate of 0 carries nothing"),
-        ({"loss": "0.1", "link": "worker.up=loss=0.2"}, r"loss: --link sets loss=0\.2 for worker"),
         ({"dilation": "10"}, "nothing is emulated that it could slow down; give a --link"),
-        ({"dilation": "10", "loss": "0.1"}, "nothing is emulated that it could slow down"),
+        ({"dilation": "10", "link": "loss=0.1"}, "nothing is emulated that it could slow down"),
         ({"link": "switch=1gbit"}, "no switch is above another"),
         ({"link": "node=1gbit", "no_switch": "true"}, "with --no-switch the node has no link"),
         ({"disk_rate": "1GB/s", "durability": "none"}, "name a directory with --state"),
@@ -125,7 +117,8 @@ def test_bad_network_keys_are_refused_with_what_would_work(
 @pytest.mark.parametrize(
     "tokens",
     [["compare", "--arms", "fsdp", "--link", "1gbit"], ["compare", "--link", "26gbe"],
-     ["compare", "--loss", "1"], ["compare", "--dilation", "10"], ["estimate", "--link", "1gbit"],
+     ["compare", "--link", "loss=1"], ["compare", "--dilation", "10"],
+     ["estimate", "--link", "1gbit"],
      ["run", "--join", "x", "--link", "1gbit", "-m", "a"]],
 )  # fmt: skip
 def test_bad_network_ends_with_code_2_before_anything_starts(
@@ -134,7 +127,7 @@ def test_bad_network_ends_with_code_2_before_anything_starts(
     assert main(tokens) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert "link" in shown.err or "loss" in shown.err or "dilation" in shown.err
+    assert "link" in shown.err or "dilation" in shown.err
     assert "luwu: compare" not in shown.err
 
 
@@ -154,7 +147,7 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "chunk_kib"),
-    [({}, 16384), ({"loss": "0.1", "link": "none"}, 16384), ({"link": "100gbe"}, 16384),
+    [({}, 16384), ({"link": "loss=0.1"}, 16384), ({"link": "100gbe"}, 16384),
      ({"link": "1gbit"}, 1024), ({"link": "worker=10gbit;node=1gbit"}, 1024),
      ({"link": "100mbit"}, 128), ({"link": "1mbit"}, 64),
      ({"link": "100gbe", "dilation": "100"}, 16384)],
@@ -162,15 +155,6 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
 def test_the_chunk_follows_the_slowest_link(texts: dict[str, str], chunk_kib: int) -> None:
     """Goal: a chunk crosses a link in an instant of the cluster's own time, however dilated."""
     assert chunk_for_links(config(**texts), 16384 * 1024) == chunk_kib * 1024
-
-
-def test_flags_change_every_link_and_direction() -> None:
-    links = emulated_links(parse_links("worker=1gbit"), loss=0.1, duplicate=0.2, reorder=3)
-    for role, way, spec in links.directions():
-        assert (spec.loss_ratio, spec.duplicate_ratio, spec.reorder_window) == (0.1, 0.2, 3), way
-        assert (spec.rate_bytes_per_s == GBIT) == (role == "worker")
-    assert emulated_links(None).is_ideal
-    assert emulated_links(None, loss=0.0).is_ideal
 
 
 def test_dilation_slows_everything_by_one_factor() -> None:

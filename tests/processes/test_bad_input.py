@@ -151,7 +151,6 @@ TYPED = {
     ),
     "compare --slots 0 --fidelity protocol": "--slots: '0' is not a whole number of at least",
     "compare --fidelity exact": "--fidelity: 'exact' is not one of functional, protocol",
-    "compare --fidelity timed --arms luwu": "timed is protocol with .*; give --link too",
     "compare --slots 4 --arms luwu": "slots: 4 asked for, .*; give --fidelity protocol too",
     "up --slots 4": "slots: 4 asked for, but with functional fidelity .* leave --slots out",
     "up --role node --fidelity protocol": (

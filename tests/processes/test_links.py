@@ -49,7 +49,7 @@ def test_all_parts_together_change_no_bit_of_integers(tmp_path: Path) -> None:
     plain = compare(tmp_path, *flags, name="plain").arm()
     network = (
         "--tree", str(tree), "--optimizer-nodes", "2", "--fidelity", "protocol", "--slots", "4",
-        "--loss", "0.05", "--duplicate", "0.05", "--reorder", "4",
+        "--link", "loss=0.05,duplicate=0.05,reorder=4",
     )  # fmt: skip
     together = compare(tmp_path, *flags, *network, name="together").arm()
     assert together["weights_digest"] == plain["weights_digest"]
