@@ -206,7 +206,7 @@ def loss_row(way: str, ratio: float, count: int) -> Row:
         seconds = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
         lost = count - arrived
         ((_, up, down),) = pair.listener.links()  # type: ignore[attr-defined]
-        assert (up if way == "up" else down).lost.messages == lost
+        assert (up if way == "up" else down).messages["lost"] == lost
     bound = LOSS_DEVIATIONS * math.sqrt(count * ratio * (1 - ratio)) + 0.5
     return harness.row(
         f"loss {ratio:g} {way}", "loss", [seconds], asked=ratio, found=lost / count,

@@ -89,19 +89,20 @@ class Claim(Closing):
     def release(self) -> None:
         """Empty the directory, for the store that replaces it. Raises OSError."""
         if self._fd is not None:
-            try:
-                self._file.unlink(missing_ok=True)
-            finally:
-                os.close(self._fd)
-                self._fd = None
+            self._file.unlink(missing_ok=True)  # if that fails, `close` tries again
+            os.close(self._fd)
+            self._fd = None
 
     def close(self) -> None:
         """Release the claim; delete the directory if `take` made it."""
-        is_held = self._fd is not None
-        with contextlib.suppress(OSError):  # a file that is left behind is not locked
-            self.release()
-            if is_held and self._has_made:
-                self._state.rmdir()  # raises if it is no longer empty
+        if self._fd is not None:
+            with contextlib.suppress(OSError):  # a file that is left behind is not locked
+                self._file.unlink()
+            os.close(self._fd)
+            self._fd = None
+            if self._has_made:
+                with contextlib.suppress(OSError):  # no longer empty
+                    self._state.rmdir()
 
 
 CONFIG_NAME = "CONFIG"
