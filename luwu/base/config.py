@@ -149,8 +149,6 @@ class RunConfig:
         roles=NODE)
     run_dir: Path | None = _key(None, path, "DIR", ALL, RECORDS,
         "directory of this run (default: luwu-runs/<time>-<id>)")
-    trace: Path | None = _key(None, path, "FILE", HERE, RECORDS,
-        "write a timeline of the run, for ui.perfetto.dev")
     tensorboard: Path | None = _key(None, path, "DIR", RUN, RECORDS,
         "write the values that the script passes to luwu.log there, as TensorBoard event files")
     json: str | None = _key(None, words, "FILE|-", COMPARE, RECORDS,

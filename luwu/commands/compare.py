@@ -20,7 +20,6 @@ from luwu.base.json_file import write_json
 from luwu.base.quantities import format_bytes
 from luwu.commands import form
 from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
-from luwu.commands.trace import check_trace, write_trace
 from luwu.compare.arm import IN_RAM, LUWU_ARMS, config_of_arm, run_arm, script_arguments
 from luwu.compare.comparison import comparison
 from luwu.launch.network import links_of
@@ -148,9 +147,6 @@ def _check(resolved: Resolved) -> None:
             f"optimizer_nodes: {config.optimizer_nodes} asked for, but {IN_RAM} keeps its state in "
             "the memory of one node; leave it out of --arms, or leave --optimizer-nodes out"
         )
-    if config.trace is not None and "luwu" not in config.arms:
-        raise ConfigError("trace: only luwu records spans; add it to --arms")
-    check_trace(config.trace)
     check_worker_loss(config)
 
 
@@ -189,12 +185,9 @@ def _finish(
         print(table_text(document))
         if config.json is not None:
             write_json(Path(config.json).absolute(), document)
-    code = 0
-    if is_demo:
-        code = max(_check_losses(document, console), _check_weights(document, config, console))
-    if config.trace is not None:
-        write_trace(run_directory, config.trace, console.say)
-    return code
+    if not is_demo:
+        return 0
+    return max(_check_losses(document, console), _check_weights(document, config, console))
 
 
 def _say_next(run_directory: RunDirectory, console: Console) -> None:

@@ -21,7 +21,6 @@ from luwu.base.own import found_first, needs, own_module
 from luwu.base.tree import parse_ranks
 from luwu.commands import form
 from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
-from luwu.commands.trace import check_trace, write_trace
 from luwu.join.connection import Connection, file_of, join
 from luwu.launch.agent import Share
 from luwu.launch.nodes import fold_nodes
@@ -94,8 +93,6 @@ def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
     report = keep_report(run_directory)
     if report is not None:
         console.say(f"report  {report}")
-    if config.trace is not None:
-        write_trace(run_directory, config.trace, console.say)
     return 0
 
 
@@ -335,7 +332,6 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
     _check_engine(config)
     check_keys(config)
     check_worker_loss(config)
-    check_trace(config.trace)
     if config.tensorboard is not None and find_spec("tensorboard") is None:
         raise ConfigError(
             f"tensorboard: the package tensorboard is not installed; {needs('tensorboard')}",
@@ -378,7 +374,7 @@ def _check_hosts(config: RunConfig) -> None:
 
 def _check_engine(config: RunConfig) -> None:
     if config.engine == "ray":
-        for name in ("join", "rendezvous", "trace"):
+        for name in ("join", "rendezvous"):
             if getattr(config, name) is not None:
                 raise ConfigError(f"{name} is of the local engine; leave it out with --engine ray")
     elif config.insecure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -49,37 +48,29 @@ def run(
     steps = ALL_STEPS if has_all else step
     if as_json and (out is not None or not summary):
         raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
-    check_trace(out, "--out")
+    if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
+        raise ConfigError(f"--out: cannot write {out}: give a file in a directory that exists")
     with taking(found.path):
         if summary:
             _print_summary(found, steps or ALL_STEPS, as_json=as_json)
         if out is not None or not summary:
-            write_trace(found, found.file(TRACE_FILE) if out is None else out, print, steps)
+            _write(found, found.file(TRACE_FILE) if out is None else out, steps)
     return 0
 
 
-def check_trace(path: Path | None, name: str = "trace") -> None:
-    """Refuse, before anything starts, a timeline that could not be written."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ConfigError(f"{name}: cannot write {path}: give a file in a directory that exists")
-
-
-def write_trace(
-    run_directory: RunDirectory, path: Path, say: Callable[[str], None],
-    steps: Steps | None = None,
-) -> None:  # fmt: skip
+def _write(run_directory: RunDirectory, path: Path, steps: Steps | None) -> None:
     """Write the timeline of a run, of its steady steps if none are given, and report where it is
     and what it shows."""
     events = run_directory.path / "events"
     found = write_timeline(events, path, steady_steps(events) if steps is None else steps)
     if not found.span_count and not found.steps.is_all:
-        say("note    no span is of these steps")
+        print("note    no span is of these steps")
     for note in found.notes:
-        say(f"note    {note}")
-    say(f"trace   {path}")
-    say(f"        {found.steps}, {found.span_count:,} spans; open it in ui.perfetto.dev")
+        print(f"note    {note}")
+    print(f"trace   {path}")
+    print(f"        {found.steps}, {found.span_count:,} spans; open it in ui.perfetto.dev")
     if steps is None and not found.steps.is_all:
-        say("        luwu trace --step A:B shows other steps, --all the whole run")
+        print("        luwu trace --step A:B shows other steps, --all the whole run")
 
 
 def _print_summary(run_directory: RunDirectory, steps: Steps, *, as_json: bool) -> None:

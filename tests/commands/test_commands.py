@@ -197,8 +197,6 @@ def test_explain_is_not_named_where_it_can_only_repeat(capsys: pytest.CaptureFix
         ["trace", "/no/such/run"],
         ["trace", "--step", "x", "."],
         ["trace", "--out", "/no/such/directory/trace.json", "."],
-        ["compare", "--trace", "/no/such/directory/trace.json"],
-        ["compare", "--trace", "trace.json", "--arms", "fsdp"],
         ["config", "hide"],
     ],
 )

@@ -171,7 +171,7 @@ READERS: Final = (
         Reader(f"run/{name}", _luwu(*words))
         for name in _OF_RUN
         for words in (
-            ("status", "--all", "@run"), ("report", "@run"), ("trace", "--out", "@trace", "@run"),
+            ("status", "@run"), ("report", "@run"), ("trace", "--out", "@trace", "@run"),
             ("trace", "--summary", "@run"),
         )
     ),
