@@ -61,6 +61,7 @@ HELP: Final = {
     "luwu_attempt": "Number of the attempt that counts; an abort or a skipped step raises it.",
     "luwu_spilled_total": "Sums of an extent that found no room in memory and went to disk.",
     "luwu_owed_total": "Gradients whose receipt waited for room, or until their page was updated.",
+    "luwu_redone_total": "Steps whose pages were updated twice, as they turned out to be clipped.",
     "luwu_sum_bytes": "Bytes of sums in memory that wait for their update.",
     "luwu_sum_bytes_limit": "Bytes of sums that memory has room for.",
     "luwu_updates": "Extents that are being updated now.",

@@ -38,7 +38,7 @@ def test_bad_network_slots_beyond_the_budget_of_the_node() -> None:
     limits = own_switch_limits(node(64, least), plan)
     assert limits.slots is not None
     assert limits.slots.slot_count == 64
-    assert limits.slots.bytes_max(4) == 64 * 2 * 4 * 64 * KIB <= plan.slots_bytes
+    assert limits.slots.window_bytes == 64 * 64 * KIB <= plan.slots_bytes // 8
     with pytest.raises(ConfigError):
         node(64, least - KIB).plan()
 

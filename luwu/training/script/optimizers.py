@@ -139,6 +139,11 @@ class Optimizers:
             )
         return found.pop()
 
+    @property
+    def may_clip(self) -> bool:
+        """True if steps may be clipped by an optimizer."""
+        return any(part.max_grad_norm() is not None for part in self.parts)
+
     def numbers(self) -> Numbers:
         """Hyper-parameters of all groups: of those who have stepped what they were then."""
         of_parts = (self._stepped.get(part) or part.numbers() for part in self.parts)

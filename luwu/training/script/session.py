@@ -143,7 +143,7 @@ class Session:
         )
         if self.rank == 0:
             stays = [unit.index for unit in self.units if not unit.reshard_after_forward]
-            write_job(description, stays, may_be_clipped=optimizers.max_grad_norm is not None)
+            write_job(description, stays, may_be_clipped=optimizers.may_clip)
         while True:
             try:
                 joined = nic.join(description)
