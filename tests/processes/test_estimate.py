@@ -33,7 +33,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     with terminal(directory) as shell:
         script = write_tiny(directory / "tiny.py", steps=STEPS)
         flags = ("--workers", "1", "--run-dir", "run", "--disk-rate", "10KB/s")
-        done = shell.succeed("run", *flags, str(script), LUWU_TRACE="t.json")
+        done = shell.succeed("run", *flags, str(script))
+        shell.succeed("trace", "run", "--out", "t.json")
         assert shell.leftovers() == []
         return Ran(directory, done.err)
 
@@ -75,7 +76,7 @@ def test_the_disk_is_measured_only_where_it_binds(ran: Ran, tmp_path: Path) -> N
 
 
 def test_a_script_that_is_run_leaves_a_timeline(ran: Ran) -> None:
-    """Goal: the key may stand in the environment, as any other."""
+    """Goal: it has all processes, whatever program trains."""
     events = json.loads((ran.directory / "t.json").read_text())["traceEvents"]
     processes = {each["args"]["name"] for each in events if each["name"] == "process_name"}
     assert processes == {"worker 0", "switch", "node"}
