@@ -226,5 +226,5 @@ def _check_weights(document: dict[str, Any], config: RunConfig, console: Console
 
 
 def program_text() -> str:
-    """What runs this command in the shell: `luwu` where that is found."""
+    """The program that people type in a shell: `luwu` if the shell finds it."""
     return "luwu" if shutil.which("luwu") else f"{shown_path(Path(sys.executable))} -m luwu"

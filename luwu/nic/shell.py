@@ -133,7 +133,7 @@ class Nic(Closing):
         self._altered = AlteredWeights(f"worker {rank}")
         self._layout: Layout
         self._runs: list[ExtentRuns] = []
-        """Of each unit."""
+        """The runs of each unit's extents."""
         self._encoder = Encoder(
             settings.aggregate, rank=rank, world_size=world_size, recorder=self.recorder,
             cells=Cells(transport.reserve, self._mailbox.wait_until, math.inf),

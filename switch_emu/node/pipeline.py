@@ -215,10 +215,11 @@ class Pipeline:
 
     def _update(self, action: Update, scratch: Scratch) -> None:
         pages = self._pages_of(action.extent)
+        # In a step that streams, weights that were placed before its verdict are void.
+        again = self._streaming and bool(action.norms)
         wire = self._wire(
-            action.extent, action.step + 1, action.attempt, needed=action.publish,
-            again=action.is_redone,
-        )  # fmt: skip
+            action.extent, action.step + 1, action.attempt, needed=action.publish, again=again
+        )
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:

@@ -398,8 +398,8 @@ class Node(Process):
     def _write_page(
         self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any
     ) -> None:
-        if action.is_redone:
-            self._owned.written.pop(chunk, None)  # by the same step and attempt
+        if self._job.update == "streaming" and action.norms:  # perhaps once before the verdict
+            self._owned.written.pop(chunk, None)
         self._write(chunk, action.step + 1, action.attempt, weights, momentum)
 
     def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:

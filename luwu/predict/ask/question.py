@@ -130,7 +130,7 @@ class Question:
         return self.needed_bytes <= self.job.device.memory_bytes
 
     def expense(self, costs: Costs) -> Expense:
-        """What its machines and the network cost. Raises ConfigError."""
+        """The cost of its machines and of the network. Raises ConfigError."""
         machines = machines_of(
             costs, self.job.devices, nodes=0 if self.nodes is None else self.nodes.nodes,
             host=None if self.part is None else self.part.host,
@@ -242,7 +242,7 @@ class InferenceQuestion:
         )
 
     def expense(self, costs: Costs) -> Expense:
-        """What its machines and the network cost. Raises ConfigError."""
+        """The cost of its machines and of the network. Raises ConfigError."""
         are_hosts = isinstance(self.job, SocketJob)
         return expense(costs, machines_of(costs, self.ranks, are_hosts=are_hosts), self.build())
 

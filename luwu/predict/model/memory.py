@@ -23,7 +23,7 @@ from luwu.predict.model.layers import WIRE_BYTES, layer_activation_bytes, own_pa
 
 WHOLE_STATE_BYTES = 16
 SHARED_BYTES = {"zero3": WHOLE_STATE_BYTES, "zero-offload": 2 * WIRE_BYTES}
-"""Of a parameter, that devices share; of other systems the node or the hosts have all."""
+"""By system: bytes of state a parameter that are divided among the devices."""
 WINDOW_LAYERS = 3
 """Whole at once where states are sharded: the one in use, the next, and the one that is reduced."""
 LIVE_PARAMETERS = 1e9

@@ -111,7 +111,7 @@ def make_topology(table: Mapping[str, Any]) -> TopologyChoice:
 
 
 def _ports(place: str, table: Mapping[str, Any], key: str) -> int:
-    """Of a switch: one for each of two neighbours at least."""
+    """The ports of a switch: at least one for each of two neighbours. Raises ConfigError."""
     count = values.whole_of(place, table, key)
     if count < 2:
         raise ConfigError(f"{place}{key}: {count} is not a count; a whole number from 2 on fits")

@@ -124,7 +124,7 @@ def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
 
 
 def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """What each has of a network; nothing without one. Raises ConfigError."""
+    """The connection of each exchange in a network; none without one. Raises ConfigError."""
     if built is None:
         return {}
     return {name: each.connection(built) for name, each in exchanges.items()}

@@ -49,10 +49,6 @@ class CudaStream:
         """Do what is given from now on after the event; the host goes on at once."""
         self.stream.wait_event(event)
 
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is not used again before what this stream was given so far is done."""
-        tensor.record_stream(self.stream)
-
     def resize(self, storage: torch.UntypedStorage, nbytes: int) -> None:
         """Take or give back device memory in the order of this stream."""
         # The caching allocator files memory under the stream that is current when it is taken.

@@ -23,7 +23,7 @@ from luwu.training.script.session import Session
 
 
 class _Here(threading.local):
-    """What belongs to the script in this thread."""
+    """The session of the script that runs in this thread, and what it is made with."""
 
     session: Session | None = None
     """From `init` to `finish`."""

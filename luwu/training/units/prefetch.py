@@ -57,7 +57,7 @@ class Prefetcher:
         self._pulls: dict[int, _Pull] = {}
         """Pulls asked for and not used, by unit."""
         self._bytes = self._bytes_peak = 0
-        """What units take that are used or asked for, now and at most."""
+        """Bytes of the units that are used or asked for: now, and the most so far."""
         self.use_count = 0
         self.early_count = 0
         """Uses whose weights had come before they were needed."""

@@ -223,8 +223,6 @@ class Update:
     """A child waits for the weights: hand them out with `updated`."""
     is_preview: bool = False
     """Hand the weights out, and leave the pages as they are; `previewed`."""
-    is_redone: bool = False
-    """The step is clipped, and these pages hold an update as if it was not, which nothing read."""
 
 
 @dataclass(frozen=True, slots=True)

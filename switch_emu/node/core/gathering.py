@@ -302,7 +302,7 @@ class Updates:
         order = step.forward_order(self._shard.trainable)
         if step.is_clipped:
             self.redone_count += bool(step.updated - step.unchanged or self.under_way)
-            for extent in (step.written - step.unchanged).intersection(order):
+            for extent in step.written - step.unchanged:
                 step.redo(extent)
         else:
             for extent in step.updated:

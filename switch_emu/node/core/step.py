@@ -173,8 +173,6 @@ class Step:
     written: set[int] = field(default_factory=set)
     unchanged: set[int] = field(default_factory=set)
     """Also among updated and written: no rank had a gradient, so the page stays as it is."""
-    redone: set[int] = field(default_factory=set)
-    """Extents that are updated once more, as the step turned out to be clipped."""
     verdict: Verdict | None = None
     judged_ns: int = 0
     """When it had its verdict."""
@@ -245,7 +243,6 @@ class Step:
             norms=() if self.verdict is None else self.verdict.norms,
             hyper=self.hyper,
             publish=publish and not self.is_provisional,
-            is_redone=extent in self.redone,
         )
 
     def put_back(self, update: Update) -> None:
@@ -256,7 +253,6 @@ class Step:
         """An extent is to be updated once more."""
         self.updated.discard(extent)
         self.written.discard(extent)
-        self.redone.add(extent)
         self.ready.append(extent)
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
@@ -368,15 +364,16 @@ class Step:
         # what is kept beside it.
         if self.parts is None or (self.streaming and self.hyper is None):
             return False
+        folds = self.folds
         while self.measured_count < len(trainable):
             extent = trainable[self.measured_count]
             entry = self.extents.get(extent)
             if entry is None or not entry.complete_up_to(self.parts):
                 return False
-            if not self.folds and extent not in self.updated:
+            if not folds and extent not in self.updated:
                 return False
             # While a part is folded its total is out; a total may still lack the norm of a clip.
-            if self.folds and (
+            if folds and (
                 entry.folded_count < self.parts
                 or entry.folding
                 or (entry.total is not None and not entry.squares.keys() >= {*self.norm_types})
