@@ -7,8 +7,10 @@ import mmap
 import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -157,6 +159,49 @@ def test_backward_does_not_wait_for_copies(workers: Workers) -> None:
         assert network.step == 1
         session.mover._collect()
         assert not session.mover._read
+
+
+def test_copies_are_queued_behind_the_compute(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1. Goal: copies run behind the compute, both ways.
+    Method: the order in which a step gives its streams work. As a block begins to compute, the copy
+    of the next one's weights is queued, and in backward that of the last one's gradient."""
+    count = 8
+    queued: list[str] = []
+    with workers.worker(FakeNetwork(1)) as session:
+        model = seeded(lambda: Stack(blocks=count, width=48))
+        shard(model)
+        for block in model.blocks:
+            block.norm.register_forward_pre_hook(lambda *_: queued.append("forward"))
+            block.down.register_full_backward_pre_hook(lambda *_: queued.append("backward"))
+        made = optimizer("at_step")(model)
+        streams = workers.streams[0]
+        for stream, name in ((streams.pull, "weights"), (streams.push, "gradient")):
+            monkeypatch.setattr(stream, "run", partial(_run, queued, name, stream.run))
+        for step in range(3):
+            queued.clear()
+            loss(model, step, 0, 0).backward()
+            made.step()
+        assert session.nic.prefetch_units == 2
+
+    def before(name: str) -> list[list[str]]:
+        return [queued[:at] for at, each in enumerate(queued) if each == name]
+
+    forward, backward = before("forward"), before("backward")
+    assert len(forward) == len(backward) == count
+    # The root's are the first. The last block is freed, and the next that is needed.
+    for number, done in enumerate(forward[:-1], start=1):
+        assert done.count("weights") >= 1 + number + 1, done
+    for number, done in enumerate(backward[:-1], start=1):
+        assert done.count("weights") >= 1 + count + number + 1, done
+    for earlier, done in pairwise(backward):
+        assert "gradient" in done[len(earlier) :], done
+
+
+def _run(queued: list[str], name: str, run: Callable[[Any], None], work: Any) -> None:
+    queued.append(name)
+    run(work)
 
 
 def test_no_thread_is_left(workers: Workers) -> None:
