@@ -1,4 +1,4 @@
-"""The place of every parameter: `layout.py`, of `parameters.py`; and `share.py`. Integers only."""
+"""The place of all parameters: `layout.py`, `parameters.py`, `share.py`, `places.py`. Integers."""
 
 from luwu.layout.layout import Chunk, Extent, Layout, Placement, Segment, segment_runs
 from luwu.layout.parameters import (
@@ -10,10 +10,11 @@ from luwu.layout.parameters import (
     Unit,
     padded,
 )
+from luwu.layout.places import PlacesMap
 from luwu.layout.share import Share, check_replicas, owners_of, stripes_of
 
 __all__ = [
     "ALL_FLOAT32", "COUNT_BYTES", "SUM_BYTES", "Chunk", "Extent", "Layout", "Parameter",
-    "Placement", "Segment", "Share", "StoredForm", "Unit", "check_replicas", "owners_of", "padded",
-    "segment_runs", "stripes_of",
+    "Placement", "PlacesMap", "Segment", "Share", "StoredForm", "Unit", "check_replicas",
+    "owners_of", "padded", "segment_runs", "stripes_of",
 ]  # fmt: skip

@@ -199,19 +199,22 @@ class IncomingWeights:
         self, memory: Callable[[], memoryview], runs: ExtentRuns, *, in_place: bool
     ) -> None:
         self._memory, self._runs, self._in_place = memory, runs, in_place
+        self.places_count = 0
+        """Places of each extent, where the sender has them in memory that is shared."""
         self._into: memoryview | None = None
         self._shared: dict[int, Delivery] = {}
         """Deliveries that may be used where they are, by extent."""
 
-    def add(self, extent: int, delivery: Delivery, *, in_place: bool) -> None:
+    def add(self, extent: int, delivery: Delivery, *, in_place: int) -> None:
         """Weights of an extent; a later delivery of the same extent replaces the earlier one.
 
-        `in_place`: their sender lets them be used where they are.
+        `in_place`: their sender lets them be used where they are, at one of so many places.
         """
         before = self._shared.pop(extent, None)
         if before is not None:
             before.release()
         if in_place and self._in_place and delivery.is_shared:
+            self.places_count = in_place
             self._shared[extent] = delivery
         else:
             self._copy(extent, delivery)

@@ -37,10 +37,19 @@ from luwu.base.limits import GRADIENT_BYTES, KEEP_PIECES_MAX, PAYLOAD_BYTES_MAX,
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import ranges_text
 from luwu.layout import Layout
+from luwu.nic.board import Board, board_of
 from luwu.nic.core import NicCore
 from luwu.nic.core import actions as nic
 from luwu.nic.encoder import PATIENCE_S, Encoder
-from luwu.nic.memory import Cell, Cells, ExtentGradient, ExtentRuns, IncomingWeights, private_memory
+from luwu.nic.memory import (
+    Cell,
+    Cells,
+    ExtentGradient,
+    ExtentRuns,
+    IncomingWeights,
+    SharedWeights,
+    private_memory,
+)
 from luwu.nic.reader import StateReader
 from luwu.nic.threads import Copies, Handle, Mailbox, NicCounters, Ready, StepHandle
 from luwu.protocol.actions import PARENT, Drop, Note, Send
@@ -147,6 +156,10 @@ class Nic(Closing):
         self._commands: deque[_Command] = deque()
         self._pulls: set[Handle] = set()
         """Those under way."""
+        self._board: Board | None = None
+        """Where weights are looked for; None: they are asked for."""
+        self._found_bytes = 0
+        """Of weights that were found by looking."""
         self.is_closed = False
         """True if `close` was called."""
         try:
@@ -164,7 +177,7 @@ class Nic(Closing):
         """Bytes sent and received so far."""
         return NicCounters(
             push_bytes=self.links.total(Push).payload_bytes_sent,
-            pull_bytes=self.links.total(*DATA_KINDS).payload_bytes_received,
+            pull_bytes=self.links.total(*DATA_KINDS).payload_bytes_received + self._found_bytes,
             header_bytes=self.links.total().header_bytes,
             aborts_count=self._aborts_count,
         )
@@ -242,6 +255,12 @@ class Nic(Closing):
         in the sender's memory: the handle's `shared` refers to them and belongs to the caller.
         """
         handle = self._new("pull", step, unit)
+        handle.shared = self._look(step, unit) if in_place else None
+        if handle.shared is not None:
+            handle.about, handle.done = {"bytes": handle.shared.nbytes}, True
+            self._found_bytes += handle.shared.nbytes
+            self._note(handle)
+            return handle
 
         def pull(now: int) -> list[nic.Action]:
             runs, extents = self._runs[unit], self._layout.extents
@@ -252,6 +271,18 @@ class Nic(Closing):
 
         self._give(_Command(pull, handle.era))
         return handle
+
+    @property
+    def looks(self) -> bool:
+        """True if a pull in place may find weights by looking: it need not be asked ahead."""
+        return self._board is not None
+
+    def _look(self, step: int, unit: int) -> SharedWeights | None:
+        """The weights of a unit, if they are in shared memory and may be used."""
+        board, core = self._board, self._core
+        if board is None:
+            return None
+        return board.find(unit, step, core.out.attempt, judged_step=core.requests.judged_step)
 
     def forget(self, handle: Handle) -> None:
         """Cancel a pull: after the return its memory is no longer written."""
@@ -397,6 +428,9 @@ class Nic(Closing):
 
     def _new(self, name: str, step: int, unit: int) -> Handle:
         self._mailbox.raise_if_aborted()
+        if self._board is not None and self._board.was_overtaken:
+            what = "the attempt that went on without this rank, whose weights were written over"
+            self._mailbox.wait_until(lambda: False, what, None)
         return Handle(name, step, unit, self._mailbox.known_era)
 
     def _command(self, do: Callable[[int], list[nic.Action]], *, wait: bool = False) -> None:
@@ -554,6 +588,7 @@ class Nic(Closing):
             assert void.incoming is not None
             void.incoming.release()
         self._pulls.clear()
+        self._board = None
         self._aborts_count += 1
         self.recorder.event("worker.aborted", step=aborted.step)
 
@@ -600,15 +635,28 @@ class Nic(Closing):
 
     def _finish(self, handle: Any) -> None:
         self._pulls.discard(handle)
+        self._note(handle)
+        if handle.incoming is not None:
+            handle.shared, count = handle.incoming.finish(), handle.incoming.places_count
+            handle.incoming = None
+            if handle.shared is not None:
+                self._learn(handle, handle.shared, count)
+        handle.done = True
+        self._mailbox.notify()
+
+    def _note(self, handle: Handle) -> None:
         self.recorder.span(
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
             unit=self._layout.units[handle.unit].name, rank=self.rank, **handle.about,
         )  # fmt: skip
-        if handle.incoming is not None:
-            handle.shared = handle.incoming.finish()
-            handle.incoming = None
-        handle.done = True
-        self._mailbox.notify()
+
+    def _learn(self, handle: Handle, shared: SharedWeights, count: int) -> None:
+        """Weights came at a place of their own: from now on others are looked for there."""
+        found = board_of(
+            self._layout, shared, unit=handle.unit, step=handle.step, count=count
+        )  # fmt: skip
+        if self._board is None or found is None or found.base != self._board.base:
+            self._board = found
 
 
 def _runs(layout: Layout, extents: Iterable[int]) -> ExtentRuns:

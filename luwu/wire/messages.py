@@ -193,8 +193,9 @@ class Weights(DataMessage):
     """The weights of an extent for a step; tentative until the verdict of the step before it."""
 
     dtype: str
-    in_place: bool
-    """They lie at a place of their own: who shares that memory may hold them for the step."""
+    in_place: int
+    """They lie at one of so many places of their extent's own: who shares that memory may hold them
+    for the step, and look for others there (`PlacesMap`). 0: at none."""
     checksum: int = 0
     """Checksum of the payload, as its node made it (`altered.py`); 0: none."""
 

@@ -232,13 +232,13 @@ class Pipeline:
                 self._write(action, each.group, rows)
         published = None
         if is_finite:
-            published = wire.written()
+            published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
         if published is not None and not action.publish:
             published.drop()
             published = None
-        in_place = wire.is_in_place
+        in_place = wire.in_place
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
             return
@@ -394,14 +394,15 @@ class Pipeline:
 
     def _read(self, action: ReadWeights, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        payload, in_place = None, True
+        payload, in_place = None, 0
         if self._places is not None:
             payload = self._places.get(action.extent, action.step, action.attempt)
+            in_place = self._places.count
         if payload is None:
             wire = self._wire(action.extent, action.step, action.attempt, needed=True)
             try:
                 self._read_weights(action, wire, scratch)
-                payload, in_place = wire.written(), wire.is_in_place
+                payload, in_place = wire.written(), wire.in_place
             except VersionMissing:  # decided or aborted meanwhile: no longer needed
                 wire.given_up()
         self._span(

@@ -12,6 +12,11 @@ are updated after the verdict (`at_step`), workers have let go of step t by then
 
 Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
 that holds weights for long costs a copy and nothing else.
+
+Workers that share the memory look for the weights of a unit before they ask (`PlacesMap`): they
+find those that are *shown*. Who looked is not noted, and need not be: a place is written for a
+later step, or once more, when gradients came of all ranks that count, or their `Commit`, which they
+sent when they had let go of what was there. A rank that was left out meanwhile finds another word.
 """
 
 from __future__ import annotations
@@ -19,12 +24,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from luwu.base.dtypes import DTYPES
-from luwu.layout import Layout
+from luwu.layout import Layout, PlacesMap
 from luwu.wire.altered import checksum_of
 from switch_emu.process.payload import Buffers, Payload
-
-_UNIT_ALIGN_BYTES = 4096
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ class _Place:
 
 def places_bytes(layout: Layout, count: int = 2) -> int:
     """Shared memory that so many places of each extent of a model take."""
-    return count * sum(_unit_bytes(layout, unit) for unit in range(len(layout.units)))
+    return PlacesMap(layout, count).nbytes
 
 
 class WeightsPlaces:
@@ -52,17 +54,19 @@ class WeightsPlaces:
         self._lock = threading.Lock()
         self._decided = (-1, -1)
         """(step, attempt) of the newest decided weights."""
-        self._places: tuple[list[_Place], ...] = tuple([] for _ in range(count))
-        start = 0
-        for places in self._places:
-            for unit in range(len(layout.units)):
-                for index in layout.unit_extents[unit]:
-                    extent = layout.extents[index]
-                    ((at, _),) = extent.runs
-                    first = start + at * DTYPES[extent.wire_dtype].nbytes
-                    cell = memory[first : first + extent.wire_bytes]
-                    places.append(_Place(cell, not extent.trainable))
-                start += _unit_bytes(layout, unit)
+        self.count = count
+        """Places of each extent."""
+        self._map = places = PlacesMap(layout, count)
+        self._words = memory[places.table_start : places.nbytes].cast("Q")
+        self._words[:] = memoryview(bytes(self._words.nbytes)).cast("Q")
+        self._places = tuple(
+            tuple(
+                _Place(memory[start : start + extent.wire_bytes], not extent.trainable)
+                for extent in layout.extents
+                for start in (places.extent_start(extent.index, step),)
+            )
+            for step in range(count)
+        )
 
     def claim(
         self, extent: int, step: int, attempt: int, *, again: bool = False
@@ -77,14 +81,17 @@ class WeightsPlaces:
             if place.is_claimed or place.holders_count or is_there:
                 return None
             place.is_claimed, place.step = True, -1
+            self._words[self._map.word(extent, step)] = 0
             return place.memory
 
-    def fill(self, extent: int, step: int, attempt: int) -> Payload:
-        """The weights were written; they are handed out."""
+    def fill(self, extent: int, step: int, attempt: int, *, show: bool = True) -> Payload:
+        """The weights were written; they are handed out, and shown if they may be used by now."""
         with self._lock:
             place = self._place(extent, step)
             assert place.is_claimed
             place.is_claimed, place.step, place.attempt = False, step, attempt
+            if show:
+                self._show(extent, step, attempt)
             return self._handed_out(place)
 
     def give_up(self, extent: int, step: int) -> None:
@@ -93,10 +100,14 @@ class WeightsPlaces:
             self._place(extent, step).is_claimed = False
 
     def get(self, extent: int, step: int, attempt: int) -> Payload | None:
-        """The weights for a step, if they are here and count under this attempt."""
+        """The weights for a step, if they are here and count under this attempt; then they are
+        shown too."""
         with self._lock:
             place = self._place(extent, step)
-            return self._handed_out(place) if self._has(place, step, attempt) else None
+            if not self._has(place, step, attempt):
+                return None
+            self._show(extent, step, attempt)
+            return self._handed_out(place)
 
     def note_decided(self, step: int, attempt: int) -> None:
         """Note that weights of this step, made under this attempt, are decided."""
@@ -115,6 +126,9 @@ class WeightsPlaces:
             place.attempt == attempt or (step, place.attempt) == self._decided
         )
 
+    def _show(self, extent: int, step: int, attempt: int) -> None:
+        self._words[self._map.word(extent, step)] = self._map.stamp(extent, step, attempt)
+
     def _handed_out(self, place: _Place) -> Payload:
         place.holders_count += 1
         return Payload(place.memory.toreadonly(), lambda: self._given_back(place), is_shared=True)
@@ -122,11 +136,6 @@ class WeightsPlaces:
     def _given_back(self, place: _Place) -> None:
         with self._lock:
             place.holders_count -= 1
-
-
-def _unit_bytes(layout: Layout, unit: int) -> int:
-    nbytes = layout.unit_wire_bytes(unit)
-    return -(-nbytes // _UNIT_ALIGN_BYTES) * _UNIT_ALIGN_BYTES
 
 
 class Outgoing:
@@ -142,24 +151,26 @@ class Outgoing:
         self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
         place = None if places is None else places.claim(extent, step, attempt, again=again)
-        self.is_in_place = place is not None
+        self.in_place = 0 if places is None or place is None else places.count
+        """Places of the extent, if it is one of them."""
         self._payload: Payload | None = None
         if place is None and nbytes:
             place, self._payload = buffers.take(nbytes)
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
 
-    def written(self) -> Payload | None:
-        """The written weights as a payload; None without place and copy."""
-        if self.is_in_place:
+    def written(self, *, show: bool = True) -> Payload | None:
+        """The written weights as a payload; None without place and copy. `show`: in their place
+        they may be used by now."""
+        if self.in_place:
             assert self._places is not None
-            return self._places.fill(*self._key)
+            return self._places.fill(*self._key, show=show)
         if self._payload is not None and self._is_checked:
             self._payload.checksum = checksum_of(self._payload.view())
         return self._payload
 
     def given_up(self) -> None:
         """Release the memory; the weights are void."""
-        if self.is_in_place:
+        if self.in_place:
             assert self._places is not None
             self._places.give_up(*self._key[:2])
         elif self._payload is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.wire.messages import Pull, Weights
 from tests.helpers.real_training import in_cluster, seeded
 
 STEPS = 4
@@ -50,6 +51,63 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
         assert held_bytes == 0
         padding = 1.1
         assert STEPS * 4 * parameters <= pulled_bytes <= padding * (STEPS + 1) * 4 * parameters
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("units", [2, 9])
+def test_weights_that_are_there_are_pulled_without_a_message(
+    units: int, update: str, tmp_path: Path
+) -> None:
+    """Goal: the messages of a pull do not grow with the units.
+    Method: each step is decided before the next begins, so all that it needs is there."""
+
+    def work(rank: int) -> list[int]:
+        model = seeded(lambda: nn.Sequential(*(nn.Linear(64, 64) for _ in range(units))))
+        luwu.fully_shard_each(model, nn.Linear)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        session, counts = luwu.session(), []
+        for step in range(STEPS):
+            model(torch.full((2, 64), 0.1 * (step + rank + 1))).square().mean().backward()
+            optimizer.step()
+            session.complete()
+            session.results.wait_for_last()
+            found = session.nic.links.total(Pull, Weights)
+            counts.append(found.messages_sent + found.messages_received)
+        return counts
+
+    changes = {"transport": "shm", "has_switch": True, "world_size": 2}
+    for counts in in_cluster(tmp_path, work, **changes).results:
+        assert counts[1] > 0
+        assert counts[1:] == [counts[1]] * (STEPS - 1)
+
+
+def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_path: Path) -> None:
+    """I3. Goal: a rank that read on after it had been left out computes nothing more before it
+    hears of the attempt that counts; then it looks for weights as before.
+    Method: rank 0 takes it that its weights were written over; rank 1 gives the attempt up."""
+
+    def work(rank: int) -> tuple[list[int], bool]:
+        model = luwu.fully_shard_each(seeded(lambda: nn.Sequential(nn.Linear(64, 64))), nn.Linear)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update="at_step")
+        nic, aborted, step = luwu.session().nic, [], 0
+        while step < STEPS:
+            try:
+                if step == 2 and not aborted and rank == 0:
+                    nic._board.was_overtaken = True
+                model(torch.full((2, 64), 0.1 * (step + rank + 1))).square().mean().backward()
+                if step == 2 and not aborted:
+                    assert rank == 1
+                    optimizer.zero_grad()
+                    continue
+                optimizer.step()
+                step += 1
+            except luwu.StepAborted as error:
+                aborted.append(error.step)
+                step = error.step
+        return aborted, nic.looks
+
+    found = in_cluster(tmp_path, work, transport="shm", has_switch=True, world_size=2).results
+    assert list(found) == [([2], True), ([2], True)]
 
 
 class Clamped(nn.Linear):

@@ -24,8 +24,9 @@ class Fill:
     handle: Hashable
     extent: int
     payload: Payload
-    in_place: bool
-    """The weights may be used where they are, if that is memory shared with the sender."""
+    in_place: int
+    """Places of the extent, if the weights may be used where they are, in memory shared with the
+    sender; 0: they may not."""
 
 
 @dataclass(frozen=True, slots=True)

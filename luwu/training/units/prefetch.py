@@ -11,8 +11,9 @@ that. Memory that a step has had once is not left empty later: where it has room
 ahead, and while a streaming backward ends, into the next step. So what the network brings for the
 next forward travels beside the last gradients.
 
-Units whose weights are used in memory shared with their sender take none of ours and are asked for
-as early as the order goes.
+Units whose weights are used in memory shared with their sender take none of ours. They are asked
+for as early as the order goes; or, where the worker can look for them (`Nic.looks`), as they are
+used.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Prefetcher:
         if weights.shared is None:  # else they are here, for the whole step
             pull = self._pulls.get(index)
             if pull is None or pull.step != self._step:
-                self._forget([p for p in self._pulls.values() if not p.by_hand])
+                if weights.memory_bytes:  # else it takes no room of theirs
+                    self._forget([p for p in self._pulls.values() if not p.by_hand])
                 weights.prepare(wait=True)
                 pull = self._ask(unit)
         self._cursor = self._after(index)
@@ -115,7 +117,7 @@ class Prefetcher:
             if self._streaming and unit.was_pushed:
                 break
             foreseen.add(index)
-            if index in self._pulls:
+            if index in self._pulls or (self._nic.looks and not weights.memory_bytes):
                 continue
             if weights.memory_bytes:
                 if under_way >= self._window and not self._has_room(unit):

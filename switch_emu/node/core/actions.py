@@ -221,6 +221,8 @@ class Update:
     """Hyper-parameters of the step, as rank 0 sent them."""
     publish: bool
     """A child waits for the weights: hand them out with `updated`."""
+    is_provisional: bool = False
+    """It may be followed by another one of this extent: its weights may not be used yet."""
     is_preview: bool = False
     """Hand the weights out, and leave the pages as they are; `previewed`."""
 

@@ -280,7 +280,7 @@ class NodeCore:
 
     def updated(
         self, update: do.Update, squares: tuple[float, ...], weights: Payload | None,
-        *, in_place: bool = False,
+        *, in_place: int = 0,
     ) -> list[Action]:  # fmt: skip
         """A page has its new values; `weights` are there if `update.publish` asked for them."""
         if self.updates.updated(update, squares) and weights is not None:
@@ -290,7 +290,7 @@ class NodeCore:
         return self.out.take()
 
     def previewed(
-        self, update: do.Update, weights: Payload | None, *, in_place: bool = False
+        self, update: do.Update, weights: Payload | None, *, in_place: int = 0
     ) -> list[Action]:
         """`weights` are those that an update will make."""
         if self.updates.previewed(update) and weights is not None:
@@ -306,11 +306,11 @@ class NodeCore:
         return self.out.take()
 
     def weights_read(
-        self, read: do.ReadWeights, payload: Payload | None, *, in_place: bool = False
+        self, read: do.ReadWeights, payload: Payload | None, *, in_place: int = 0
     ) -> list[Action]:
         """The weights that `read` asked for; None if that version has gone meanwhile.
 
-        `in_place`: the payload lies at a place of its own in shared memory.
+        `in_place`: the payload lies at one of so many places of its own in shared memory.
         """
         self.serving.weights_read(read, payload, in_place=in_place)
         self._advance()

@@ -78,12 +78,12 @@ class Serving:
         self._queue.append(ReadWeights(extent, number, version, self._outbox.attempt, parts))
         self._start_reads()
 
-    def publish(self, update: Update, weights: Payload, *, in_place: bool) -> None:
+    def publish(self, update: Update, weights: Payload, *, in_place: int) -> None:
         """An update hands its weights out to all that wait for them."""
         parts = self._take(update.step + 1, update.extent)
         self._send(update.step + 1, update.extent, parts, weights, in_place)
 
-    def weights_read(self, read: ReadWeights, payload: Payload | None, *, in_place: bool) -> None:
+    def weights_read(self, read: ReadWeights, payload: Payload | None, *, in_place: int) -> None:
         """The weights that `read` asked for; None if that version has gone meanwhile."""
         self._reads.remove(read)
         if payload is not None and read.attempt == self._outbox.attempt:
@@ -163,7 +163,7 @@ class Serving:
             self._outbox.actions.append(read)
 
     def _send(
-        self, step: int, extent: int, parts: tuple[int, ...], payload: Payload, in_place: bool
+        self, step: int, extent: int, parts: tuple[int, ...], payload: Payload, in_place: int
     ) -> None:
         dtype = self._shard.layout.extents[extent].wire_dtype
         for part in parts:

@@ -243,6 +243,7 @@ class Step:
             norms=() if self.verdict is None else self.verdict.norms,
             hyper=self.hyper,
             publish=publish and not self.is_provisional,
+            is_provisional=self.is_provisional,
         )
 
     def put_back(self, update: Update) -> None:

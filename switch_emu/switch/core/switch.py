@@ -190,7 +190,7 @@ class SwitchCore:
 
     def cached(
         self, now_ns: int, done: Cache, payload: Payload, payload_bytes: int, *,
-        in_place: bool = False,
+        in_place: int = 0,
     ) -> list[Action]:  # fmt: skip
         """The copy that `done` asked for. `in_place`: it lies in one piece with its unit's others,
         in memory that children may read until they release it."""

@@ -54,7 +54,7 @@ class Cached:
     dtype: str
     payload: Payload
     payload_bytes: int
-    in_place: bool
+    in_place: int
     """True if children may use them where they lie."""
 
 
@@ -112,7 +112,7 @@ class WeightsCache:
         return self._ahead.get(extent, ())
 
     def put(
-        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: bool = False
+        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: int = 0
     ) -> Payload | None:  # fmt: skip
         """Weights were copied here; returns those that they replace."""
         former = self._take(done.extent)
@@ -316,7 +316,7 @@ class WeightsDown:
         self.cache.hits_count += 1
         return True
 
-    def _weights(self, key: CopyKey, dtype: str, *, in_place: bool) -> wire.Weights:
+    def _weights(self, key: CopyKey, dtype: str, *, in_place: int) -> wire.Weights:
         step, part, extent = key
         return self._outbox.stamped(
             wire.Weights, step=step, part=part, index=extent, dtype=dtype, in_place=in_place
@@ -378,12 +378,16 @@ class WeightsDown:
             return
         self._children.loaded = True
         weights = self._weights(key, m.dtype, in_place=m.in_place)
+        if m.in_place:  # none is kept for the others: they look there, or ask again
+            self._outbox.send_all(self.copies.answered(key), weights, payload)
+            self._outbox.drop(payload)
+            return
         askers = self.copies.came(key, weights, payload, payload_bytes)
         self._outbox.send_all(askers, weights, payload)
         self._outbox.drop_all(self.copies.trim(key))
 
     def cached(
-        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: bool = False
+        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: int = 0
     ) -> None:  # fmt: skip
         """The weights were copied to memory of ours: from there they go to all that ask, who may
         use them where they lie if they are `in_place`."""

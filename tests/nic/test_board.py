@@ -1,0 +1,159 @@
+"""Weights that a worker finds by looking, in memory that their sender writes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import NamedTuple
+
+import pytest
+
+from luwu.layout import Layout, Parameter, PlacesMap, Unit
+from luwu.nic.board import Board, board_of
+from luwu.nic.memory import SharedWeights
+from luwu.transport.interface import Delivery
+from switch_emu.process.places import WeightsPlaces
+
+LAYOUT = Layout(
+    parameters=(
+        Parameter(name="w", shape=(6000,)),
+        Parameter(name="table", shape=(100,), trainable=False),
+    ),
+    units=(Unit(name="a", parameters=(0,)), Unit(name="b", parameters=(1,))),
+    chunk_bytes=16 * 1024,
+)
+"""Two extents of unit 0, and a frozen one of unit 1."""
+OFFSET = 4096
+"""Where the places begin in the memory that is shared."""
+
+
+class Sender(NamedTuple):
+    """One that has places in its memory."""
+
+    memory: ctypes.Array[ctypes.c_ubyte]
+    places: WeightsPlaces
+
+    @classmethod
+    def of(cls, count: int) -> Sender:
+        nbytes = OFFSET + PlacesMap(LAYOUT, count).nbytes
+        memory = (ctypes.c_ubyte * nbytes)()
+        return cls(memory, WeightsPlaces(LAYOUT, memoryview(memory).cast("B")[OFFSET:], count))
+
+    def publish(self, extent: int, step: int, attempt: int, *, show: bool = True) -> None:
+        target = self.places.claim(extent, step, attempt)
+        assert target is not None
+        target[:] = bytes([step + attempt]) * target.nbytes
+        self.places.fill(extent, step, attempt, show=show).drop()
+
+    def sent(self, unit: int, step: int) -> SharedWeights:
+        """A unit's weights as they come by a message."""
+        start = OFFSET + PlacesMap(LAYOUT, self.places.count).unit_start(unit, step)
+        end = start + LAYOUT.unit_wire_bytes(unit)
+        view = memoryview(self.memory).cast("B").toreadonly()[start:end]
+        return SharedWeights(
+            ctypes.addressof(self.memory) + start, view.nbytes, [Delivery("node", b"", [view])]
+        )
+
+    def board(self, unit: int, step: int) -> Board:
+        """As the first weights that come lead to it."""
+        sent = self.sent(unit, step)
+        found = board_of(LAYOUT, sent, unit=unit, step=step, count=self.places.count)
+        assert found is not None
+        return found
+
+
+def find(board: Board, unit: int, step: int, attempt: int) -> SharedWeights | None:
+    """As a worker looks that knows the verdict of the step before."""
+    return board.find(unit, step, attempt, judged_step=step - 1)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("learnt", [(0, 6), (0, 7), (1, 7)])
+def test_weights_of_the_step_and_attempt_are_found(count: int, learnt: tuple[int, int]) -> None:
+    """I3. Goal: a unit is found when all its extents are there, for this step and this attempt;
+    whichever weights came first, the worker looks at the right place."""
+    sender = Sender.of(count)
+    board = sender.board(*learnt)
+    sender.publish(0, step=8, attempt=3)
+    assert find(board, 0, 8, 3) is None
+    sender.publish(1, step=8, attempt=3)
+    for step, attempt in ((7, 3), (9, 3), (8, 2), (8, 4)):
+        assert find(board, 0, step, attempt) is None
+    found = find(board, 0, 8, 3)
+    assert found is not None
+    assert ctypes.string_at(found.address, found.nbytes) == bytes([11]) * found.nbytes
+    assert found.address == sender.sent(0, 8).address
+    for extent in (0, 1):
+        sender.publish(extent, step=9, attempt=3)
+    assert find(board, 0, 9, 3) is not None
+    assert (find(board, 0, 8, 3) is None) == (count == 1), "a place is written for the next step"
+
+
+def test_weights_are_not_found_before_the_verdict_of_the_step_before() -> None:
+    """I2. Goal: tentative weights are not used, though they are there."""
+    sender = Sender.of(2)
+    board = sender.board(0, 0)
+    for extent in (0, 1):
+        sender.publish(extent, step=4, attempt=0)
+    assert board.find(0, 4, 0, judged_step=2) is None
+    assert board.find(0, 4, 0, judged_step=3) is not None
+
+
+def test_weights_that_nobody_may_use_yet_are_not_found() -> None:
+    """I4. Goal: what is made as if a step was not clipped is found when it is handed out."""
+    sender = Sender.of(2)
+    board = sender.board(0, 0)
+    for extent in (0, 1):
+        sender.publish(extent, step=1, attempt=0, show=False)
+    assert find(board, 0, 1, 0) is None
+    for extent in (0, 1):
+        handed_out = sender.places.get(extent, 1, 0)
+        assert handed_out is not None
+        handed_out.drop()
+    assert find(board, 0, 1, 0) is not None
+
+
+def test_nothing_is_found_while_it_is_written() -> None:
+    """I3. Goal: half-written weights are nobody's, and none of a place that was given up."""
+    sender = Sender.of(1)
+    board = sender.board(1, 0)
+    sender.publish(0, step=1, attempt=0)
+    sender.publish(1, step=1, attempt=0)
+    assert sender.places.claim(1, 2, 0) is not None
+    assert find(board, 0, 1, 0) is None
+    sender.places.give_up(1, 2)
+    assert find(board, 0, 1, 0) is None
+    assert find(board, 0, 2, 0) is None
+
+
+def test_frozen_weights_are_found_in_each_step_of_an_attempt() -> None:
+    """Goal: what never changes is asked for once in an attempt."""
+    sender = Sender.of(1)
+    board = sender.board(0, 0)
+    sender.publish(2, step=0, attempt=5)
+    assert all(find(board, 1, step, 5) for step in range(4))
+    assert find(board, 1, 4, 6) is None
+
+
+def test_weights_that_were_written_over_are_noticed_when_they_are_let_go() -> None:
+    """I3. Goal: a rank that was left out, and read on, does not go on as if nothing was."""
+    sender = Sender.of(1)
+    board = sender.board(0, 0)
+    for extent in (0, 1):
+        sender.publish(extent, step=1, attempt=0)
+    kept, late = find(board, 0, 1, 0), find(board, 0, 1, 0)
+    assert kept is not None
+    assert late is not None
+    kept.release()
+    assert not board.was_overtaken
+    sender.publish(1, step=2, attempt=0)
+    kept.release()
+    assert not board.was_overtaken, "it was let go before"
+    late.release()
+    assert board.was_overtaken
+
+
+def test_a_table_beyond_the_memory_is_not_looked_at() -> None:
+    """I7. Goal: a peer that says two places where it has one is not believed."""
+    sender = Sender.of(1)
+    assert board_of(LAYOUT, sender.sent(0, 0), unit=0, step=0, count=2) is None
+    assert board_of(LAYOUT, sender.sent(0, 1), unit=0, step=1, count=2) is None
