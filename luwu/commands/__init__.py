@@ -19,7 +19,6 @@ verify.py            `luwu verify`
 snapshot.py          `luwu snapshot`
 refill.py            `luwu refill`
 keys.py              `luwu keys`
-completion.py        `luwu completion`
 explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`

@@ -20,8 +20,10 @@ from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, entry, refusal
 from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.torch_import import expect_torch
-from luwu.commands.table import COMPLETION, VERBS, overview
+from luwu.commands.table import VERBS, overview
 
+COMPLETION: Final = "_LUWU_COMPLETE"
+"""The variable by which click is asked for a script of a shell, and by it for completions."""
 NOTHING_MORE: Final = ("E200",)
 """Codes of which `luwu explain` has nothing to add to the message."""
 SAID_CHARS_MAX: Final = 3000
@@ -72,9 +74,11 @@ def _is_closed(stream: IO[str]) -> bool:
 
 def _run(tokens: list[str]) -> int:
     if COMPLETION in os.environ:
-        from luwu.commands.completion import answer
+        from click.shell_completion import shell_complete
 
-        return answer(os.environ[COMPLETION])
+        from luwu.commands.form import LUWU
+
+        return shell_complete(LUWU, {}, "luwu", COMPLETION, os.environ[COMPLETION])
     if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
         print(overview())
         return 0

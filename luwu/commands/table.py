@@ -33,13 +33,8 @@ GROUPS: Final = {
         "refill": "make a lost node's directory again, from the replicas of its pages",
         "verify": "check a training state for damage",
     },
-    "Operate": {
-        "keys": "create and revoke the keys of processes that may connect",
-        "completion": "print a completion script for bash, zsh or fish",
-    },
+    "Operate": {"keys": "create and revoke the keys of processes that may connect"},
 }
-COMPLETION: Final = "_LUWU_COMPLETE"
-"""The variable by which a shell asks for completions (completion.py)."""
 VERBS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
