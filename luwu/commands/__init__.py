@@ -9,7 +9,6 @@ run.py               `luwu run`
 up.py                `luwu up`: switch and node
 up_roles.py          what it starts: node, switch or both
 status.py            `luwu status`
-doctor.py            `luwu doctor`
 estimate.py          `luwu estimate`
 report.py            `luwu report`
 trace.py             `luwu trace`

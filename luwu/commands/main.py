@@ -83,7 +83,10 @@ def _run(tokens: list[str]) -> int:
         print(overview())
         return 0
     if tokens[0] == "--version":
-        print(f"luwu {own.version()}")
+        from importlib import metadata
+
+        found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "pyzmq"))
+        print(f"luwu {own.version()}, python {sys.version.split()[0]}, {found}")
         return 0
     if tokens[0] == "help":
         tokens = [*tokens[1:2], "--help"]

@@ -17,7 +17,6 @@ GROUPS: Final = {
         "status": "show the processes of a run and its progress",
         "report": "write the report of a run again",
         "trace": "write the timeline of a run, or show how busy its engines were",
-        "doctor": "check this machine: what it has, what is missing",
         "explain": "explain an error code, and what to do next",
         "config": "list all keys with their values and origins",
     },

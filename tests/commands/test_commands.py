@@ -22,7 +22,7 @@ from luwu.commands.main import main
 from luwu.commands.table import VERBS
 from luwu.compare.arm import show_progress
 from luwu.launch.processes.console import Console
-from luwu.launch.serving import decide_sizes
+from luwu.launch.serving import NO_COMPILER, decide_sizes
 from tests.helpers.command_line import forms, parsed, texts
 
 
@@ -273,6 +273,14 @@ def test_a_budget_beyond_the_memory_is_refused_in_its_own_words() -> None:
         ConfigError, match=r"memory_budget: 500\.00 TiB asked .* is \d.*iB; give less"
     ):
         decide_sizes(RunConfig(memory_budget=500 * 2**40), None)
+
+
+def test_a_machine_without_a_compiler_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: `luwu run`, `compare` and `up` say before anything starts that kernels are slow."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert NO_COMPILER in decide_sizes(RunConfig(), None).warnings
 
 
 @pytest.mark.feature("a script without luwu.init(), or started without luwu run")

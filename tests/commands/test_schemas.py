@@ -107,14 +107,6 @@ def test_small_commands(printed: Print, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["keys", "init", "--keys", "other", "--json"]) == 2
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Goal: what is missing shows in the exit code, as without --json."""
-    code = main(["doctor", "--disk", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    check("doctor", found)
-    assert code == (2 if any(each["advice"] for each in found["findings"]) else 0)
-
-
 def test_states(printed: Print, tmp_path: Path) -> None:
     """Method: of a whole state, and of one with a damaged page."""
     state = tmp_path / "state"
