@@ -12,11 +12,6 @@ _RED: Final = "31"
 _BOLD: Final = "1"
 
 
-def is_screen(stream: IO[str]) -> bool:
-    """True for a terminal that takes control characters."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def red(text: str, stream: IO[str]) -> str:
     """The text of an error, as it is printed to the stream."""
     return _painted(text, _RED, stream)
@@ -28,6 +23,7 @@ def bold(text: str, stream: IO[str]) -> str:
 
 
 def _painted(text: str, code: str, stream: IO[str]) -> str:
-    if not text or os.environ.get("NO_COLOR") or not is_screen(stream):
+    is_off = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if not text or is_off or not stream.isatty():
         return text
     return f"\x1b[{code}m{text}\x1b[0m"

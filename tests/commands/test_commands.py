@@ -298,7 +298,7 @@ def test_the_loss_that_is_shown_is_that_of_rank_0() -> None:
     """Goal: nobody takes one rank's loss for the mean."""
     printed = io.StringIO()
     line = "12:00:00 train.step step=3 loss=2.5 tps=10"
-    show_progress(Console(printed), "luwu", RunConfig(), line)
+    show_progress(Console(printed), "luwu", line)
     assert "rank0_loss=2.5" in printed.getvalue()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from luwu.commands.main import main
 from luwu.commands.table import VERBS
-from tests.helpers.pseudo_terminal import PseudoTerminal
 
 LINES = [
     ("luwu stat", "status"),
@@ -99,19 +97,3 @@ def test_fish_offers_all_commands(script: Path) -> None:
     )
     rows = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
     assert rows == VERBS
-
-
-@pytest.mark.feature("completion in bash, zsh and fish")
-@pytest.mark.parametrize("script", ["zsh"], indirect=True)
-def test_zsh_completes(script: Path) -> None:
-    """Goal: each line becomes the whole one. Method: an interactive zsh in a pseudo-terminal."""
-    environ = {**os.environ, "TERM": "dumb", "HOME": str(script.parent)}
-    start = "PROMPT='ready> '; unset zle_bracketed_paste; autoload -Uz compinit; compinit -D -u"
-    with PseudoTerminal(["zsh", "-f", "-i"], cwd=script.parent, environ=environ) as terminal:
-        terminal.type(f"{start}; source {script}\n")
-        terminal.wait_for("ready> $")
-        for typed, word in LINES:
-            terminal.type(f"{typed}\t")
-            terminal.wait_for(f"{re.escape(typed.rpartition(' ')[0])} {word} ?$")
-            terminal.type("\x15\n")  # Ctrl-U: nothing is run
-            terminal.wait_for("ready> $")

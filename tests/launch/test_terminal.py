@@ -1,4 +1,4 @@
-"""What goes to the terminal: levels of lines, colours, and the progress line."""
+"""What goes to the terminal: levels of lines, and colours."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from luwu.base.colours import bold, is_screen, red
-from luwu.base.json_file import write_json
+from luwu.base.colours import bold, red
 from luwu.base.quantities import format_duration
 from luwu.commands.main import main
 from luwu.launch.processes.console import Console
-from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.progress import ProgressLine
-from tests.helpers.waiting import ManualClock
 
 
 class Screen(io.StringIO):
@@ -27,10 +23,9 @@ class Screen(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal of 80 columns, whatever the tests run in."""
+    """That of a terminal, whatever the tests run in."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 @pytest.mark.feature("colours")
@@ -45,11 +40,9 @@ def test_a_terminal_has_colours_and_a_pipe_has_none(monkeypatch: pytest.MonkeyPa
     assert red("bad", screen) != "bad"
     monkeypatch.setenv("NO_COLOR", "1")
     assert (red("bad", screen), bold("good", screen)) == ("bad", "good")
-    assert is_screen(screen), "a line may still be rewritten"
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "dumb")
     assert red("bad", screen) == "bad"
-    assert not is_screen(screen)
 
 
 def test_an_error_is_red_in_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,61 +80,6 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> No
     printed = io.StringIO()
     Console(printed, log=tmp_path / "no" / "such.log").say("said")
     assert printed.getvalue() == "said\n"
-
-
-class Watched:
-    """A progress line with a clock and counters of ours."""
-
-    def __init__(self, directory: Path, stream: io.StringIO) -> None:
-        self.run = RunDirectory.create(directory)
-        self.clock, self.stream = ManualClock(), stream
-        self.console = Console(stream)
-        self.line = ProgressLine(self.run, self.console, self.clock)
-
-    def after(self, seconds: float, steps_count: int | None = None) -> str:
-        """What is printed at the next look, so many seconds later."""
-        if steps_count is not None:
-            core = {"step_now": steps_count}
-            write_json(self.run.counters("node"), {"schema": 1, "core": core})
-        self.clock.advance(int(seconds * 1e9))
-        before = len(self.stream.getvalue())
-        self.line.look()
-        return self.stream.getvalue()[before:].removeprefix("\r\x1b[K")
-
-
-def test_the_progress_line_shows_step_rate_and_time(tmp_path: Path) -> None:
-    """Goal: the last decided step (step_now is the one under way), the rate since the first, the
-    time; the line is replaced in place. Method: counters and a clock of the test's."""
-    watched = Watched(tmp_path / "run", Screen())
-    assert watched.after(0) == "luwu: no step yet  0 s"
-    assert watched.after(2, steps_count=0) == "luwu: no step yet  2 s"
-    assert watched.after(2, steps_count=10) == "luwu: step 9  5 steps/s  4 s"
-    assert watched.after(0.5, steps_count=20) == "", "once a second"
-    assert watched.after(0.5, steps_count=40) == "luwu: step 39  13.3 steps/s  5 s"
-    assert watched.after(60, steps_count=30) == "luwu: step 29  1 min 5 s", "the job went back"
-    watched.console.end_live()
-    assert "\n" not in watched.stream.getvalue()
-
-
-def test_the_progress_line_makes_room_for_what_is_printed(tmp_path: Path) -> None:
-    """Goal: it is erased before a line and drawn again after it; it never breaks into a line that
-    the script has begun."""
-    screen = Screen()
-    watched = Watched(tmp_path / "run", screen)
-    shown = watched.after(0)
-    watched.console.say("worker 1 was lost")
-    assert screen.getvalue() == f"{shown}\r\x1b[Kworker 1 was lost\n"
-    assert watched.after(0.1) == shown
-    watched.console.pass_on(b"50%", True)
-    assert watched.after(2) == ""
-    watched.console.pass_on(b" 100%\n", True)
-    assert watched.after(1) == "luwu: no step yet  3 s"
-
-
-def test_a_pipe_has_no_progress_line(tmp_path: Path) -> None:
-    """Goal: nothing is printed where nobody looks."""
-    watched = Watched(tmp_path / "run", io.StringIO())
-    assert watched.after(5, steps_count=7) == ""
 
 
 @pytest.mark.parametrize(
