@@ -16,7 +16,7 @@ GROUPS: Final = {
     "Look": {
         "status": "show the processes of a run and its progress",
         "report": "write the report of a run again",
-        "trace": "write the timeline of a run, or show how busy its engines were",
+        "trace": "write the timeline of a run",
         "explain": "explain an error code, and what to do next",
         "config": "list all keys with their values and origins",
     },
