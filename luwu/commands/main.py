@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import IO, Final
 
 from luwu.base import own
-from luwu.base.colours import red
 from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, entry, refusal, suggestion
 from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
@@ -110,8 +109,7 @@ def _fail(program: str, error: LuwuError) -> int:
     said = str(error)
     if isinstance(error, ConfigError) and len(said) > SAID_CHARS_MAX:
         said = f"{said[:SAID_CHARS_MAX]}..."  # it quotes a file from elsewhere
-    first, newline, rest = f"{program}: {said}".partition("\n")
-    print_if_possible(red(first, sys.stderr) + newline + rest)
+    print_if_possible(f"{program}: {said}")
     if error.code not in NOTHING_MORE:
         title = entry(error.code).title
         print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")

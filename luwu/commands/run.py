@@ -266,7 +266,7 @@ def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Con
         return
     run_directory.keep(run_directory.file(FILE), document)
     verdict, *rest = steps_lines(document)
-    console.verdict(verdict)
+    console.say(verdict)
     for line in rest:
         console.say(line)
 

@@ -111,7 +111,7 @@ def _serve(
             _remove(ours)
     write_outcome(run_directory, 0, "finished")
     keep_report(run_directory)
-    console.verdict("the job is finished")
+    console.say("the job is finished")
     return 0
 
 

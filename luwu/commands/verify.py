@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from luwu.base.colours import bold, red
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes
@@ -18,9 +16,6 @@ from luwu.launch.processes.stopping import stop_requests
 
 if TYPE_CHECKING:
     from switch_emu.store.verify import NodeFound, StateFound
-
-DAMAGED: Final = "DAMAGED"
-"""Begins the line of each damage."""
 
 
 @form.command("verify", "luwu verify luwu-state", "luwu verify --full luwu-state")
@@ -39,13 +34,8 @@ def run(state: Path, full: bool, as_json: bool) -> int:
         raise ConfigError(f"{state} holds no state; name the directory that --state named")
     with stop_requests() as should_stop:
         found = verify_state(state, count, full=full, should_stop=should_stop)
-    if as_json:
-        form.print_json(_document(found, is_full=full))
-    else:
-        *lines, last = _lines(found, is_full=full)
-        for line in lines:
-            print(red(line, sys.stdout) if line.startswith(DAMAGED) else line)
-        print(last if found.damages else bold(last, sys.stdout))
+    text = "\n".join(_lines(found, is_full=full))
+    form.show(_document(found, is_full=full), text, as_json=as_json)
     return StateError.exit_code if found.damages else 0
 
 
@@ -57,7 +47,7 @@ def _lines(found: StateFound, *, is_full: bool) -> list[str]:
             "makes its directory again"
         )
     for damage in found.damages:
-        lines.append(f"{DAMAGED} {damage}")
+        lines.append(f"DAMAGED {damage}")
     if found.damages:
         lines.append(f"{found.path} is damaged in {len(found.damages)} places")
         lines.append("restore it from the last export or snapshot (docs/storage.md)")

@@ -1,8 +1,8 @@
 """The launcher's output: what goes to the terminal is decided here, and all of it to the log.
 
-say, verdict, waiting   what everybody sees: the start in a line or two, restarts, results
-detail                  what was decided and found on the way: in the log, and with --verbose
-pass_on                 what the script prints, as it came
+say, waiting   what everybody sees: the start in a line or two, restarts, results
+detail         what was decided and found on the way: in the log, and with --verbose
+pass_on        what the script prints, as it came
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Final
 
 from luwu.base.clock import local_time_text
-from luwu.base.colours import bold
 from luwu.base.expendable import give_up_stream
 from luwu.base.foreign import open_lines
 
@@ -41,11 +40,6 @@ class Console:
         """Print a line that stays."""
         self._write_log(text)
         self._show(text)
-
-    def verdict(self, text: str) -> None:
-        """The same for what came of it: bold on a terminal."""
-        self._write_log(text)
-        self._show(bold(text, self._stream))
 
     def detail(self, text: str) -> None:
         """Print a line that most people do not need, once; several arms may have the same."""
