@@ -33,7 +33,7 @@ OUTSIDE = {
 CLI_HEAD = """\
 # Command line
 
-What `luwu COMMAND --help-all` prints. Most flags are keys of the [configuration](configuration.md),
+What `luwu COMMAND --help` prints. Most flags are keys of the [configuration](configuration.md),
 which also lists the [exit codes](configuration.md#exit-codes); [errors](errors.md) explains the
 codes at the end of messages.
 """
@@ -95,7 +95,7 @@ def command_line() -> str:
 def _help(*command: str) -> list[str]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        assert luwu([*command, "--help-all"]) == 0, command
+        assert luwu([*command, "--help"]) == 0, command
     return ["```text", printed.getvalue().rstrip(), "```\n"]
 
 

@@ -13,7 +13,6 @@ values.py         plain values and tensors as bytes, without pickle
 identifiers.py    names of quantities as keys of documents, and as words
 foreign.py        files that may come from anywhere: opened, read and parsed with limits
 json_file.py      JSON files that are written whole or not at all
-colours.py        red and bold on a terminal
 socket_directory.py short private directories for sockets
 expendable.py     files that a run can do without
 clock.py          the clock: the only place that reads time

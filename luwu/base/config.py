@@ -39,16 +39,11 @@ from luwu.base.parsers import (
 from luwu.base.quantities import exact_size
 
 ENVIRONMENT_PREFIX: Final = "LUWU_"
-ENVIRONMENT_ONLY: Final = {
-    "LUWU_CONFIG": "TOML file of keys, unless --config is given",
-    "LUWU_CONNECT": "connection file or URL; the launcher sets it for workers",
-    "LUWU_EVENTS": "directory for a worker's events; the launcher sets it",
-    "LUWU_FAILPOINTS": "points at which a test makes a process fail",
-    "LUWU_INCARNATION": "number of this start of a worker; the launcher sets it",
-    "LUWU_JOB_FILE": "file for the job that rank 0 joins with; the launcher sets it",
-    "LUWU_RUN_ID": "id of the run, in all its processes; the launcher sets it",
-}
-"""Variables that are no keys."""
+ENVIRONMENT_ONLY: Final = (
+    "LUWU_CONFIG", "LUWU_CONNECT", "LUWU_EVENTS", "LUWU_FAILPOINTS", "LUWU_INCARNATION",
+    "LUWU_JOB_FILE", "LUWU_RUN_ID",
+)  # fmt: skip
+"""Variables that are no keys. All but LUWU_CONFIG and LUWU_FAILPOINTS are the launcher's."""
 
 ARM_NAMES: Final = ("luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single")
 LOSS_POLICIES: Final = ("stop", "wait", "drop")
@@ -72,8 +67,6 @@ NETWORK: Final = "Network"
 HOSTS: Final = "Several hosts"
 LOSSES: Final = "Lost processes"
 EMULATION: Final = "Emulated links, disks and switches"
-RARE: Final = (EMULATION,)
-"""Groups of keys that only `--help-all` shows."""
 
 
 def arm_names(text: str, name: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ run.py               `luwu run`
 up.py                `luwu up`: switch and node
 up_roles.py          what it starts: node, switch or both
 status.py            `luwu status`
-doctor.py            `luwu doctor`
 estimate.py          `luwu estimate`
 report.py            `luwu report`
 trace.py             `luwu trace`
@@ -19,7 +18,6 @@ verify.py            `luwu verify`
 snapshot.py          `luwu snapshot`
 refill.py            `luwu refill`
 keys.py              `luwu keys`
-completion.py        `luwu completion`
 explain.py           `luwu explain`
 config.py            `luwu config`
 plan.py              `luwu plan`

@@ -205,7 +205,7 @@ def _check_losses(document: dict[str, Any], console: Console) -> int:
         last = arm["loss"][-DEMO_LOSS_STEPS:]
         mean = math.fsum(last) / len(last)
         is_low = mean < DEMO_LOSS_MAX
-        console.verdict(
+        console.say(
             f"{arm['name']:<8} mean loss of the last {len(last)} steps {mean:.3f}: "
             f"{'below' if is_low else 'NOT below'} {DEMO_LOSS_MAX}"
         )
@@ -218,7 +218,7 @@ def _check_weights(document: dict[str, Any], config: RunConfig, console: Console
     digests = {arm["weights_digest"] for arm in document["arms"] if arm["name"] in LUWU_ARMS}
     if len(digests) < 2 or drops_workers(config) or config.aggregate != FLOAT32:
         return 0  # contributors, or integers of chunks of another size, may differ
-    console.verdict(
+    console.say(
         f"{' and '.join(LUWU_ARMS)} end with DIFFERENT weights, which must be the same bit for "
         "bit, wherever the state is kept; please report it, with the run directory"
     )

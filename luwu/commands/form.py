@@ -18,7 +18,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from luwu.base.config import KEYS, RARE, Key, resolve, value_text
+from luwu.base.config import KEYS, Key, resolve, value_text
 from luwu.base.errors import ConfigError, LuwuError, suggestion
 from luwu.base.parsers import Parser, boolean, path
 from luwu.commands.table import VERBS, module_of
@@ -31,7 +31,6 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 SCRIPT: Final = "script"
 """The argument that begins with a script, or with -m MODULE, and is all that follows."""
-_SHOWS_ALL: Final = "luwu.shows_all"
 _OF_TORCHRUN: Final = {
     "--nproc-per-node": "--workers",
     "--nnodes": "--worker-hosts",
@@ -101,21 +100,19 @@ def keys_of(*verbs: str) -> list[str]:
 
 def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.meta[_SHOWS_ALL] = param.name == "help_all"
         click.echo(ctx.get_help())
         ctx.exit()
 
 
-_HELP: Final[dict[str, Any]] = {
-    "is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_help,
-}  # fmt: skip
 CONFIG: Final = click.Option(
     ["--config"], type=Value("FILE", path), help="TOML file of keys (default: LUWU_CONFIG)"
 )
 DEBUG: Final = click.Option(["--debug"], is_flag=True, help="show the traceback of an error")
-HELP: Final = click.Option(["-h", "--help"], help="show this help", **_HELP)
-HELP_ALL: Final = click.Option(["--help-all"], hidden=True, **_HELP)
-GENERAL: Final = (CONFIG, DEBUG, HELP, HELP_ALL)
+HELP: Final = click.Option(
+    ["-h", "--help"], is_flag=True, is_eager=True, expose_value=False, callback=_show_help,
+    help="show this help",
+)  # fmt: skip
+GENERAL: Final = (CONFIG, DEBUG, HELP)
 """Flags that all commands have, the first only with keys."""
 JSON: Final = click.option("--json", "as_json", is_flag=True, help="print JSON")
 VERBOSE: Final = click.option(
@@ -150,15 +147,9 @@ class Form(click.Command):
             if record is not None and not isinstance(param, click.Argument):
                 title = "General" if param in GENERAL else getattr(param, "group", "Flags")
                 groups.setdefault(title, []).append(record)
-        hidden = [] if ctx.meta.get(_SHOWS_ALL) else [each for each in RARE if each in groups]
         for title, rows in groups.items():
-            if title not in hidden:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-        if hidden:
-            titles = " and ".join(each.lower() for each in hidden)
-            formatter.write_paragraph()
-            formatter.write_text(f"--help-all also shows the flags for {titles}.")
+            with formatter.section(title):
+                formatter.write_dl(rows)
         if CONFIG in self.params:
             formatter.write_paragraph()
             formatter.write_text(
@@ -300,7 +291,7 @@ class Commands(Form, click.Group):
     def __init__(self, name: str, *, text: str, examples: Sequence[str]) -> None:
         """`text` is its help."""
         super().__init__(
-            name, help=text, params=[HELP, HELP_ALL], add_help_option=False,
+            name, help=text, params=[HELP], add_help_option=False,
             context_settings={**SETTINGS, "ignore_unknown_options": True}, options_metavar="",
             no_args_is_help=False,
         )  # fmt: skip

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from typing import IO, Final
 
 from luwu.base import own
-from luwu.base.colours import red
 from luwu.base.errors import DISK_FAULTS, ConfigError, LuwuError, entry, refusal, suggestion
 from luwu.base.expendable import give_up_stream, open_closed_streams, print_if_possible
 from luwu.base.libc import keep_one_arena
 from luwu.base.torch_import import expect_torch
-from luwu.commands.table import COMPLETION, VERBS, overview
+from luwu.commands.table import VERBS, overview
 
+COMPLETION: Final = "_LUWU_COMPLETE"
+"""The variable by which click is asked for a script of a shell, and by it for completions."""
 NOTHING_MORE: Final = ("E200",)
 """Codes of which `luwu explain` has nothing to add to the message."""
 SAID_CHARS_MAX: Final = 3000
@@ -72,14 +73,19 @@ def _is_closed(stream: IO[str]) -> bool:
 
 def _run(tokens: list[str]) -> int:
     if COMPLETION in os.environ:
-        from luwu.commands.completion import answer
+        from click.shell_completion import shell_complete
 
-        return answer(os.environ[COMPLETION])
+        from luwu.commands.form import LUWU
+
+        return shell_complete(LUWU, {}, "luwu", COMPLETION, os.environ[COMPLETION])
     if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
         print(overview())
         return 0
     if tokens[0] == "--version":
-        print(f"luwu {own.version()}")
+        from importlib import metadata
+
+        found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "pyzmq"))
+        print(f"luwu {own.version()}, python {sys.version.split()[0]}, {found}")
         return 0
     if tokens[0] == "help":
         tokens = [*tokens[1:2], "--help"]
@@ -103,8 +109,7 @@ def _fail(program: str, error: LuwuError) -> int:
     said = str(error)
     if isinstance(error, ConfigError) and len(said) > SAID_CHARS_MAX:
         said = f"{said[:SAID_CHARS_MAX]}..."  # it quotes a file from elsewhere
-    first, newline, rest = f"{program}: {said}".partition("\n")
-    print_if_possible(red(first, sys.stderr) + newline + rest)
+    print_if_possible(f"{program}: {said}")
     if error.code not in NOTHING_MORE:
         title = entry(error.code).title
         print_if_possible(f"{error.code}: {title}; more: luwu explain {error.code}")

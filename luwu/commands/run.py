@@ -27,7 +27,6 @@ from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import check_keys, key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
@@ -143,7 +142,7 @@ def _run_here(
                     run_directory, config, served.sizes, served.state,
                     say=console.say, detail=console.detail,
                 )  # fmt: skip
-                supervisor.watch += [started.look, ProgressLine(run_directory, console).look]
+                supervisor.watch.append(started.look)
             run_directory.begin()
             count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
             console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
@@ -267,7 +266,7 @@ def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Con
         return
     run_directory.keep(run_directory.file(FILE), document)
     verdict, *rest = steps_lines(document)
-    console.verdict(verdict)
+    console.say(verdict)
     for line in rest:
         console.say(line)
 

@@ -1,12 +1,10 @@
 """`luwu status`: what a run does, read from its directory: no process of the run is asked.
 
---watch prints it every second, --serve shows it as a page, and --prometheus answers scrapes; all
-three run until Ctrl-C.
+--serve shows it as a page, and --prometheus answers scrapes; both run until Ctrl-C.
 """
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, Final
 import click
 
 from luwu.base import loopback
-from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.clock import sleep
 from luwu.base.foreign import taking
 from luwu.base.parsers import path, whole
 from luwu.base.quantities import format_bytes, format_duration, format_seconds
@@ -26,10 +24,6 @@ from luwu.monitor.watch import Watch
 from luwu.report.lanes import TITLES
 
 POLL_S: Final = 0.2
-EVERY_S: Final = 1.0
-_TOP: Final = "\x1b[H\x1b[J"
-"""Clears a terminal."""
-
 PORT: Final = whole(0, 65535)
 
 
@@ -38,9 +32,8 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     return host, PORT(port, name)
 
 
-@form.command("status", "luwu status --watch", "luwu status --serve 8080")
+@form.command("status", "luwu status", "luwu status --serve 8080")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
-@click.option("--watch", is_flag=True, help="repeat every second until the run ends, or Ctrl-C")
 @click.option(
     "--serve",
     type=form.Value("PORT", PORT),
@@ -53,8 +46,7 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     help="serve metrics to Prometheus",
 )
 def run(
-    run_dir: Path | None, watch: bool, serve: int | None, as_json: bool,
-    prometheus: tuple[str, int] | None,
+    run_dir: Path | None, serve: int | None, as_json: bool, prometheus: tuple[str, int] | None
 ) -> int:  # fmt: skip
     """Show the processes of a run and its progress. RUN is the directory of a run; the default is
     the latest."""
@@ -68,29 +60,12 @@ def run(
     if serve is not None:
         from luwu.monitor.serve import serve_page
 
-        host = loopback.host("or use --watch")
+        host = loopback.host("or use watch luwu status")
         return _until_stopped(host, "/", serve_page(host, serve, watched))
-    if watch:
-        return _watch(watched)
     document = watched.document()
     with taking(watched.run.path):
         text = status_text(document)
     return form.show(document, text, as_json=as_json)
-
-
-def _watch(watch: Watch) -> int:
-    """Print the status every second until the run has ended."""
-    top = _TOP if sys.stdout.isatty() else ""
-    with stop_requests() as should_stop:
-        while not should_stop():
-            document = watch.document()
-            print(top + status_text(document), flush=True)
-            if document["state"] not in ("running", "starting"):
-                break
-            due_ns = SYSTEM_CLOCK.now_ns() + int(EVERY_S * 1e9)
-            while not should_stop() and SYSTEM_CLOCK.now_ns() < due_ns:
-                sleep(POLL_S)
-    return 0
 
 
 def _until_stopped(host: str, path: str, served: tuple[int, Callable[[], None]]) -> int:

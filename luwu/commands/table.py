@@ -16,8 +16,7 @@ GROUPS: Final = {
     "Look": {
         "status": "show the processes of a run and its progress",
         "report": "write the report of a run again",
-        "trace": "write the timeline of a run, or show how busy its engines were",
-        "doctor": "check this machine: what it has, what is missing",
+        "trace": "write the timeline of a run",
         "explain": "explain an error code, and what to do next",
         "config": "list all keys with their values and origins",
     },
@@ -33,13 +32,8 @@ GROUPS: Final = {
         "refill": "make a lost node's directory again, from the replicas of its pages",
         "verify": "check a training state for damage",
     },
-    "Operate": {
-        "keys": "create and revoke the keys of processes that may connect",
-        "completion": "print a completion script for bash, zsh or fish",
-    },
+    "Operate": {"keys": "create and revoke the keys of processes that may connect"},
 }
-COMPLETION: Final = "_LUWU_COMPLETE"
-"""The variable by which a shell asks for completions (completion.py)."""
 VERBS: Final = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 

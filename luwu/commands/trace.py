@@ -1,4 +1,4 @@
-"""`luwu trace`: a run's timeline, or how busy its engines were."""
+"""`luwu trace`: a run's timeline."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from luwu.base.parsers import path as parse_path
 from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
-from luwu.report.busy import busy, summary_document, summary_text, updated_before_last_push_ratio
 from luwu.report.timeline import write_timeline
 
 TRACE_FILE: Final = "trace.json"
 FILE: Final = form.Value("FILE", parse_path)
 
 
-@form.command("trace", "luwu trace --step 20:25 --out steps.json", "luwu trace --summary")
+@form.command("trace", "luwu trace", "luwu trace --step 20:25 --out steps.json")
 @click.argument("run_dir", type=form.Value("RUN", parse_path), required=False)
 @click.option("--out", type=FILE, help="file to write (default: trace.json of the run)")
 @click.option(
@@ -29,16 +28,7 @@ FILE: Final = form.Value("FILE", parse_path)
     help="write the steps from A to B - 1; A alone is one step",
 )
 @click.option("--all", "has_all", is_flag=True, help="write all steps, and the start-up")
-@click.option(
-    "--summary",
-    is_flag=True,
-    help="instead, print how busy each engine was and how much compute overlapped",
-)
-@click.option("--json", "as_json", is_flag=True, help="print the summary as JSON")
-def run(
-    run_dir: Path | None, out: Path | None, step: Steps | None, has_all: bool, summary: bool,
-    as_json: bool,
-) -> int:  # fmt: skip
+def run(run_dir: Path | None, out: Path | None, step: Steps | None, has_all: bool) -> int:
     """Write a timeline of five steps from the middle of a run as a Chrome trace, for
     ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is the directory
     of a run; the default is the latest."""
@@ -46,15 +36,10 @@ def run(
     if step is not None and has_all:
         raise ConfigError("--step and --all choose different steps; give one of them")
     steps = ALL_STEPS if has_all else step
-    if as_json and (out is not None or not summary):
-        raise ConfigError("--json prints the summary alone: give --summary, and leave --out out")
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out: cannot write {out}: give a file in a directory that exists")
     with taking(found.path):
-        if summary:
-            _print_summary(found, steps or ALL_STEPS, as_json=as_json)
-        if out is not None or not summary:
-            _write(found, found.file(TRACE_FILE) if out is None else out, steps)
+        _write(found, found.file(TRACE_FILE) if out is None else out, steps)
     return 0
 
 
@@ -71,14 +56,3 @@ def _write(run_directory: RunDirectory, path: Path, steps: Steps | None) -> None
     print(f"        {found.steps}, {found.span_count:,} spans; open it in ui.perfetto.dev")
     if steps is None and not found.steps.is_all:
         print("        luwu trace --step A:B shows other steps, --all the whole run")
-
-
-def _print_summary(run_directory: RunDirectory, steps: Steps, *, as_json: bool) -> None:
-    events = run_directory.path / "events"
-    found = busy(events, steps)
-    ratio = updated_before_last_push_ratio(events) if steps.is_all else None
-    lines = [summary_text(found)]
-    if ratio is not None:
-        lines += ["", f"pages updated before the last push of their step began: {ratio:.0%}"]
-    lines += [f"note    {note}" for note in found.survey.notes]
-    form.show(summary_document(found, ratio), "\n".join(lines), as_json=as_json)

@@ -21,7 +21,6 @@ from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.progress import ProgressLine
 from luwu.launch.roles import check_keys
 from luwu.launch.serving import STATE_DIRECTORY, state_directory, tree_of
 from luwu.launch.supervisor import POLL_S, Supervisor
@@ -96,8 +95,6 @@ def _serve(
                 up.start()
                 ours = {path: _version(path) for path in written if path.exists()}
                 run_directory.begin()
-                if role != "switch":
-                    supervisor.watch.append(ProgressLine(run_directory, console).look)
                 while not supervisor.roles_done:
                     supervisor.poll()
                     sleep(POLL_S)
@@ -114,7 +111,7 @@ def _serve(
             _remove(ours)
     write_outcome(run_directory, 0, "finished")
     keep_report(run_directory)
-    console.verdict("the job is finished")
+    console.say("the job is finished")
     return 0
 
 

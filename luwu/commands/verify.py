@@ -1,15 +1,13 @@
-"""`luwu verify`: is a state whole? And, if an operator says so, back by one step."""
+"""`luwu verify`: is a state whole?"""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from luwu.base.colours import bold, red
 from luwu.base.errors import ConfigError, StateError
 from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes
@@ -19,21 +17,12 @@ from luwu.launch.processes.stopping import stop_requests
 if TYPE_CHECKING:
     from switch_emu.store.verify import NodeFound, StateFound
 
-DAMAGED: Final = "DAMAGED"
-"""Begins the line of each damage."""
-
 
 @form.command("verify", "luwu verify luwu-state", "luwu verify --full luwu-state")
 @click.argument("state", type=form.Value("STATE_DIR", path))
 @click.option("--full", is_flag=True, help="read all pages and attachments")
-@click.option(
-    "--roll-back",
-    is_flag=True,
-    help="go back one step; the last decided step is permanently lost. This needs the state before "
-    "it, which is kept until the next step begins",
-)
 @form.JSON
-def run(state: Path, full: bool, roll_back: bool, as_json: bool) -> int:
+def run(state: Path, full: bool, as_json: bool) -> int:
     """Check a state directory that no job uses, and show its step and any damage. It changes
     nothing. Without --full, it reads only what a start needs: configuration, superblock and
     manifests of each node. The exit code is 0 if the state is intact, 5 if it is damaged."""
@@ -44,51 +33,24 @@ def run(state: Path, full: bool, roll_back: bool, as_json: bool) -> int:
     if count is None:
         raise ConfigError(f"{state} holds no state; name the directory that --state named")
     with stop_requests() as should_stop:
-        if roll_back:
-            _roll_back(state, count, should_stop)
         found = verify_state(state, count, full=full, should_stop=should_stop)
-    if as_json:
-        form.print_json(_document(found, is_full=full))
-    else:
-        *lines, last = _lines(found, is_full=full)
-        for line in lines:
-            print(red(line, sys.stdout) if line.startswith(DAMAGED) else line)
-        print(last if found.damages else bold(last, sys.stdout))
+    text = "\n".join(_lines(found, is_full=full))
+    form.show(_document(found, is_full=full), text, as_json=as_json)
     return StateError.exit_code if found.damages else 0
 
 
-def _roll_back(path: Path, count: int, should_stop: Any) -> None:
-    from switch_emu.store.verify import roll_back
-
-    gone, version = roll_back(path, count, should_stop=should_stop)
-    lost = "the last decided step" if gone is None else f"step {gone - 1}"
-    print(
-        f"ROLLED BACK: {path} is at version {version} now. The result of {lost} is permanently "
-        f"lost; the next run continues with step {version}. Newer weights that were read or "
-        "exported before are no longer part of this state.",
-        file=sys.stderr,
-    )
-
-
 def _lines(found: StateFound, *, is_full: bool) -> list[str]:
-    lines = [line for node in found.nodes for line in _node_lines(node, is_full=is_full)]
+    lines = [line for node in found.nodes for line in _node_lines(node)]
     for number in found.left_out:
         lines.append(
             f"node {number} was left out, and others hold its pages: luwu refill {found.path} "
             "makes its directory again"
         )
     for damage in found.damages:
-        lines.append(f"{DAMAGED} {damage}")
+        lines.append(f"DAMAGED {damage}")
     if found.damages:
         lines.append(f"{found.path} is damaged in {len(found.damages)} places")
-        back = [node for node in found.nodes if node.is_older_whole]
-        if len(back) == len(found.nodes) or found.version is None:
-            lines.append(
-                f"luwu verify {found.path} --roll-back looks whether it can go back one step; "
-                "else restore it from the last export or snapshot (docs/storage.md)"
-            )
-        else:
-            lines.append("restore it from the last export or snapshot (docs/storage.md)")
+        lines.append("restore it from the last export or snapshot (docs/storage.md)")
     else:
         lines.append(_whole(found, is_full=is_full))
     return lines
@@ -106,7 +68,7 @@ def _whole(found: StateFound, *, is_full: bool) -> str:
     )
 
 
-def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:
+def _node_lines(node: NodeFound) -> list[str]:
     if node.generation is None:
         return [f"{node.directory}: cannot be opened"]
     version = "no weights yet" if node.version is None else f"version {node.version}"
@@ -117,9 +79,6 @@ def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:
     ]
     if node.prepared is not None:
         lines.append(f"  version {node.prepared} is prepared: the next start settles it")
-    if node.older is not None and is_full:
-        whole = "intact" if node.is_older_whole else "no longer intact"
-        lines.append(f"  version {node.older}, the one before, is {whole}")
     lines += [f"  survived: {note}; the next start repairs it" for note in node.survived]
     return lines
 
@@ -127,7 +86,7 @@ def _node_lines(node: NodeFound, *, is_full: bool) -> list[str]:
 def _document(found: StateFound, *, is_full: bool) -> dict[str, Any]:
     nodes = [{**asdict(node), "directory": str(node.directory)} for node in found.nodes]
     return {
-        "schema": 1,
+        "schema": 2,
         "state": str(found.path),
         "full": is_full,
         "whole": not found.damages,

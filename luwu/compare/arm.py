@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,7 +113,7 @@ def _train(
 ) -> None:  # fmt: skip
     """Run the script in the arm's workers until they have ended."""
     run, in_network = supervisor.run, name in LUWU_ARMS
-    by_line = ByLine(lambda line: show_progress(console, name, config, line))
+    by_line = ByLine(lambda line: show_progress(console, name, line))
     supervisor.train(
         [*script, *script_arguments(name, config, run.result(f"{name}.json"))],
         share=Share.of_all(config.workers),
@@ -127,7 +126,6 @@ def _train(
     )
     supervisor.wait()
     by_line.end()
-    console.end_live()
 
 
 _OF_STEPS = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
@@ -191,26 +189,14 @@ def script_arguments(name: str, config: RunConfig, result: Path | None) -> list[
     return arguments
 
 
-def show_progress(console: Console, name: str, config: RunConfig, line: str) -> None:
-    """One live line on a terminal; else every line that the script prints.
+def show_progress(console: Console, name: str, line: str) -> None:
+    """Print a line of the script after the arm's name; of a step, only its numbers.
 
     The loss is that of rank 0 on its own batch; the report has the mean over all ranks.
     """
-    if PROGRESS not in line:
-        if not console.is_terminal:
-            console.say(f"{name:<6} {line}")
-        return
-    fields = dict(part.split("=", 1) for part in line.split() if "=" in part)
-    if not console.is_terminal:
-        shown = line.partition(PROGRESS)[2].replace("loss=", "rank0_loss=")
-        console.say(f"{name:<6} {shown}")
-        return
-    total = f"/{config.steps}" if config.steps else ""
-    loss = float(fields.get("loss", math.nan))
-    console.live(
-        f"{name:<6} step {fields.get('step', '?')}{total}  loss of rank 0 {loss:.4f}  "
-        f"{fields.get('tps', '?')} tokens/s"
-    )
+    _, is_of_step, numbers = line.partition(PROGRESS)
+    shown = numbers.replace("loss=", "rank0_loss=") if is_of_step else line
+    console.say(f"{name:<6} {shown}")
 
 
 def config_of_arm(name: str, config: RunConfig) -> RunConfig:

@@ -10,7 +10,7 @@ entry.py          the program of a worker: the user's script
 attendance.py     workers of this host that are done
 switch_memory.py  the memory plan of the switches
 worker_loss.py    what a lost worker means: `--on-worker-loss`
-progress.py       progress of a run, from its node's events; as one line of a terminal
+progress.py       progress of a run, from its node's events
 starting.py       the lines at the start of a run, and how to continue one
 local_cluster.py  switch, node and workers in threads of this process; `luwu.init_local`
 network.py        the emulated network and disk of a run

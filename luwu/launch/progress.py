@@ -1,16 +1,12 @@
-"""The progress of a run, read from what its nodes write: events, lines of the log, counters."""
+"""The progress of a run, read from what its nodes write: events, and lines of the log."""
 
 from __future__ import annotations
 
 import shlex
-from collections import deque
 from typing import Final
 
-from luwu.base.clock import SYSTEM_CLOCK, Clock
 from luwu.base.foreign import LogFollower
-from luwu.base.json_file import json_object, read_json
-from luwu.base.quantities import format_duration
-from luwu.launch.processes.console import Console
+from luwu.base.json_file import json_object
 from luwu.launch.processes.run_directory import RunDirectory
 
 _SKIPPED: Final = " WARNING node.skipped "
@@ -69,56 +65,3 @@ class Skips:
             f"step {fields['step']} was skipped: the gradient of unit {fields['unit']} is not "
             f"finite ({fields['count']} skipped so far)"
         )
-
-
-EVERY_NS: Final = 10**9
-SAMPLES_MAX: Final = 15
-"""The rate is that of so many seconds."""
-
-
-class ProgressLine:
-    """The progress as one line of a terminal: the last decided step, steps per second, time.
-
-    It is read once a second from the counters of the nodes, of which one may be lost, so a script
-    that prints nothing is not silent. In a pipe or a file there is no such line.
-    """
-
-    def __init__(self, run: RunDirectory, console: Console, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._counters, self._console, self._clock = run.counters("node").parent, console, clock
-        self._start_ns = clock.now_ns()
-        self._next_ns = self._start_ns
-        self._samples: deque[tuple[int, int]] = deque(maxlen=SAMPLES_MAX)
-        """Instants and the number of steps decided until then."""
-        self._text = ""
-
-    def look(self) -> None:
-        """Show the line; again, if something was printed in its place."""
-        if not self._console.is_terminal:
-            return
-        now_ns = self._clock.now_ns()
-        if now_ns >= self._next_ns:
-            self._next_ns = now_ns + EVERY_NS
-            self._sample(now_ns)
-            self._text = self._line(now_ns)
-        self._console.live(self._text)
-
-    def _sample(self, now_ns: int) -> None:
-        found = [read_json(path) for path in self._counters.glob("node*.json")]
-        steps_count = max(
-            (each["core"]["step_now"] for each in found if each is not None), default=-1
-        )
-        if steps_count < 0:
-            return
-        if steps_count == 0 or (self._samples and steps_count < self._samples[-1][1]):
-            self._samples.clear()  # the rate is that of steps, not of the start or of a way back
-        self._samples.append((now_ns, steps_count))
-
-    def _line(self, now_ns: int) -> str:
-        passed = format_duration((now_ns - self._start_ns) / 1e9)
-        if not self._samples or self._samples[-1][1] == 0:
-            return f"luwu: no step yet  {passed}"
-        (first_ns, first), (last_ns, last) = self._samples[0], self._samples[-1]
-        rate = ""
-        if last > first:
-            rate = f"{(last - first) / ((last_ns - first_ns) / 1e9):.3g} steps/s  "
-        return f"luwu: step {last - 1}  {rate}{passed}"

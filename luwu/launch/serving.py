@@ -81,8 +81,8 @@ class Sizes:
 
 
 NO_COMPILER: Final = (
-    "sums and updates use the slow kernels, in Python; install gcc and the headers of the C "
-    "library, so that there is a `cc` on the PATH"
+    "no C compiler here: sums and updates use the slow kernels, in Python; install gcc and the "
+    "headers of the C library, so that there is a `cc` on the PATH"
 )
 
 
@@ -135,7 +135,7 @@ def decide_sizes(
     return Sizes(
         memory_budget_bytes=budget, chunk_bytes=chunk, extent_chunks=extent_chunks,
         lines=tuple(lines),
-        warnings=() if shutil.which("cc") else (f"no C compiler here: {NO_COMPILER}",),
+        warnings=() if shutil.which("cc") else (NO_COMPILER,),
     )  # fmt: skip
 
 

@@ -398,7 +398,6 @@ class Supervisor(Closing):
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
-        self._console.end_live()
         children = [role.child for role in self._roles if role.child is not None]
         if self._guard is not None:
             children.append(self._guard)

@@ -99,15 +99,6 @@ def check_curve() -> None:
         )
 
 
-def curve_library() -> str:
-    """The library that encrypts: libsodium, or libzmq's own code, which is slow."""
-    if not zmq.has("curve"):
-        return "none"
-    zmq.curve_keypair()  # loads it
-    mapped = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    return "libsodium" if "libsodium" in mapped else "libzmq's own (tweetnacl)"
-
-
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 LOOK_MS: Final = 250
 """The time until a change of the list is seen."""

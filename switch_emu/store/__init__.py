@@ -17,7 +17,7 @@ Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` 
     attachments.py  attachments of workers to versions
     striped.py      the pages of several nodes, read as one state
     views.py        checked byte views of memory
-    verify.py       checks whether a state is whole; going back one version
+    verify.py       checks whether a state is whole
     records.py      records of steps, errors
 """
 

@@ -6,10 +6,10 @@
     note_decided   delete the files of versions that cannot be opened any more
     open           read a decided version piece by piece, verified
 
-The file of the version before the decided one stays, as its pages do, for a rollback
-(`verify.py`). The file of a version that was never decided is deleted when the next is decided; a
-crash leaves at most one, which the next opening deletes. With a state in RAM the files
-have no names.
+The file of the version before the decided one stays, for a reader that has pinned it and opens its
+attachments next. The file of a version that was never decided is deleted when the next is decided;
+a crash leaves at most one, which the next opening deletes. With a state in RAM the files have no
+names.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class AttachmentFiles(Closing):
         if directory is not None and not read_only:
             self._files = {path.name: None for path in directory.glob(f"{_PREFIX}*")}
             version, attached = -1 if decided is None else decided.version, _name_in(decided)
-            for found in list(self._files):  # what can neither be opened nor rolled back to
+            for found in list(self._files):
                 if _version_in(found) > version or _is_over(found, version, attached):
                     self._delete(found)
 

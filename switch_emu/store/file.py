@@ -105,24 +105,20 @@ class FilePageStore(PageStore):
     @classmethod
     def open(
         cls, path: Path, *, durability: Durability = "step", direct_io: bool = True,
-        read_only: bool = False, back_to: int | None = None,
+        read_only: bool = False,
     ) -> FilePageStore:  # fmt: skip
         """Open the store at `path` at its decided version; without a scan.
 
         `read_only`: change nothing, not even the generation; other readers may have it open too.
-        `back_to`: open it at the version before the decided one, which becomes the decided one;
-        `verify.py` checks first that it is whole.
         Raises: ConfigError if there is none or another process has it open; StateError if it is
-        damaged, or has no version `back_to`.
+        damaged.
         """
         _check_durability(durability)
-        return cls(
-            path, durability=durability, direct_io=direct_io, read_only=read_only, back_to=back_to
-        )
+        return cls(path, durability=durability, direct_io=direct_io, read_only=read_only)
 
     def __init__(
         self, path: Path, *, durability: Durability, direct_io: bool, read_only: bool = False,
-        first_version: int = 0, back_to: int | None = None,
+        first_version: int = 0,
     ) -> None:  # fmt: skip
         self.path = path
         self._durability = durability
@@ -138,7 +134,7 @@ class FilePageStore(PageStore):
             try:
                 failpoint("store.open.after_lock")
                 self._open_files(synced=durability == "step", direct_io=direct_io)
-                self._recover(first_version, back_to)
+                self._recover(first_version)
             except BaseException:
                 self._let_go()
                 raise
@@ -158,7 +154,7 @@ class FilePageStore(PageStore):
         self._sides = self._files[:2]
         self._meta, self._lock = self._files[2:]
 
-    def _recover(self, first_version: int, back_to: int | None) -> None:
+    def _recover(self, first_version: int) -> None:
         """Find the decided version, and make it durable."""
         uuid, shape = self.config.store_uuid, self._geometry.table
         self._counters_ring = RecordRing(self._lock, uuid)
@@ -175,10 +171,6 @@ class FilePageStore(PageStore):
         ]
         self._decided_ref = ManifestRef.from_json(superblock["decided"])
         self._prepared_ref = ManifestRef.from_json(superblock["prepared"])
-        # States of early versions have no older one.
-        self._older_ref = ManifestRef.from_json(superblock.get("older"))
-        if back_to is not None:
-            self._go_back(back_to)
         self.last_durability = counters.get("durability")
         table, decided, prepared = PageTable(shape), None, None
         if self._decided_ref is not None:
@@ -211,18 +203,6 @@ class FilePageStore(PageStore):
             self._write_counters(self._steps.attempt)
         failpoint("store.open.after_flush")
 
-    def _go_back(self, version: int) -> None:
-        """Make the version before the decided one the decided one; newer ones are void."""
-        older = self._older_ref
-        if older is None or older.version != version:
-            there = "none" if older is None else str(older.version)
-            raise StateError(
-                f"{self.path}: there is no version {version} to go back to (found {there}): only "
-                "the one before the last decided step is kept, until the next step is written. "
-                "Restore the state from an export."
-            )
-        self._decided_ref, self._prepared_ref, self._older_ref = older, None, None
-
     def _repaired(self, ref: ManifestRef, damaged: tuple[int, ...]) -> list[str]:
         if self._read_only:
             return [f"{META_NAME}: copy {copy} of a manifest is damaged" for copy in damaged]
@@ -232,11 +212,6 @@ class FilePageStore(PageStore):
             "rewritten from the other"
             for copy in damaged
         ]
-
-    @property
-    def older_version(self) -> int | None:
-        """The version before the decided one, if its record is still there."""
-        return None if self._older_ref is None else self._older_ref.version
 
     @property
     def stats(self) -> IoCounter:
@@ -346,7 +321,7 @@ class FilePageStore(PageStore):
         self._check_writable()
         with self._stop_on_error("beginning to fill the store"):
             failpoint("store.before_filling")
-            self._decided_ref = self._prepared_ref = self._older_ref = None
+            self._decided_ref = self._prepared_ref = None
             self._write_superblock()
         self._steps.begin_filling(version, PageTable(self._geometry.table))
 
@@ -386,7 +361,7 @@ class FilePageStore(PageStore):
             failpoint("store.between_manifests")
             self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
             failpoint("store.after_manifest")
-            self._prepared_ref, self._older_ref = ref, None  # its manifest was written over
+            self._prepared_ref = ref
             self._write_superblock()
             failpoint("store.after_prepared")
         self._steps.note_prepared(step, table)
@@ -400,7 +375,6 @@ class FilePageStore(PageStore):
             return
         with self._stop_on_error(f"deciding version {version}"):
             failpoint("store.before_decide")
-            self._older_ref = self._decided_ref
             self._decided_ref, self._prepared_ref = self._prepared_ref, None
             self._write_superblock()
             failpoint("store.after_decided")
@@ -435,11 +409,7 @@ class FilePageStore(PageStore):
         self._lock_fd = -1
 
     def _write_superblock(self) -> None:
-        refs = {
-            "decided": self._decided_ref,
-            "prepared": self._prepared_ref,
-            "older": self._older_ref,
-        }
+        refs = {"decided": self._decided_ref, "prepared": self._prepared_ref}
         self._superblock_ring.write(
             {name: None if ref is None else asdict(ref) for name, ref in refs.items()}
         )

@@ -1,9 +1,8 @@
-"""`luwu completion`: each script, in the shell that it is for."""
+"""The completion of click: each script, in the shell that it is for."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import pytest
 
 from luwu.commands.main import main
 from luwu.commands.table import VERBS
-from tests.helpers.pseudo_terminal import PseudoTerminal
 
 LINES = [
     ("luwu stat", "status"),
@@ -39,13 +37,16 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(
-    request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Path:
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Path:  # fmt: skip
     """The script of the shell that the test names, beside a file to complete."""
     shell = request.param
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    assert main(["completion", shell]) == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("_LUWU_COMPLETE", f"{shell}_source")
+        assert main([]) == 0
     (tmp_path / "notes.txt").touch()
     script = tmp_path / f"script.{shell}"
     script.write_text(capsys.readouterr().out)
@@ -96,25 +97,3 @@ def test_fish_offers_all_commands(script: Path) -> None:
     )
     rows = dict(line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
     assert rows == VERBS
-
-
-@pytest.mark.feature("completion in bash, zsh and fish")
-@pytest.mark.parametrize("script", ["zsh"], indirect=True)
-def test_zsh_completes(script: Path) -> None:
-    """Goal: each line becomes the whole one. Method: an interactive zsh in a pseudo-terminal."""
-    environ = {**os.environ, "TERM": "dumb", "HOME": str(script.parent)}
-    start = "PROMPT='ready> '; unset zle_bracketed_paste; autoload -Uz compinit; compinit -D -u"
-    with PseudoTerminal(["zsh", "-f", "-i"], cwd=script.parent, environ=environ) as terminal:
-        terminal.type(f"{start}; source {script}\n")
-        terminal.wait_for("ready> $")
-        for typed, word in LINES:
-            terminal.type(f"{typed}\t")
-            terminal.wait_for(f"{re.escape(typed.rpartition(' ')[0])} {word} ?$")
-            terminal.type("\x15\n")  # Ctrl-U: nothing is run
-            terminal.wait_for("ready> $")
-
-
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: exit code 2 and the shells that there are."""
-    assert main(["completion", "fisch"]) == 2
-    assert "'fisch' is not one of bash, zsh, fish; did you mean fish" in capsys.readouterr().err

@@ -16,12 +16,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from luwu.commands.main import main
-from luwu.launch.processes.run_directory import RunDirectory
 from switch_emu.store import FilePageStore
 from tests.helpers.command_line import forms
 from tests.helpers.exports import Job, train
 from tests.helpers.schemas import SCHEMAS, check, schemas
-from tests.helpers.written_run import Written
 from tests.suites.store_suite import small_config, take_step
 
 PAGES = SCHEMAS.parent
@@ -107,14 +105,6 @@ def test_small_commands(printed: Print, tmp_path: Path, monkeypatch: pytest.Monk
     assert main(["keys", "init", "--keys", "other", "--json"]) == 2
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Goal: what is missing shows in the exit code, as without --json."""
-    code = main(["doctor", "--disk", str(tmp_path), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    check("doctor", found)
-    assert code == (2 if any(each["advice"] for each in found["findings"]) else 0)
-
-
 def test_states(printed: Print, tmp_path: Path) -> None:
     """Method: of a whole state, and of one with a damaged page."""
     state = tmp_path / "state"
@@ -137,17 +127,6 @@ def test_export_and_import(printed: Print, tmp_path: Path) -> None:
     train(Job(), tmp_path / "state", tmp_path)
     check("export", printed("export", state, out))
     check("import", printed("import", out, "--state", new))
-
-
-def test_trace_summary(printed: Print, tmp_path: Path) -> None:
-    run = RunDirectory.create(tmp_path / "run")
-    written = Written(run.path / "events")
-    for step in range(3):
-        written.step(step)
-    found = printed("trace", "--summary", str(run.path))
-    assert found["engines"]
-    check("trace-summary", found)
-    assert main(["trace", "--json", str(run.path)]) == 2
 
 
 def test_estimate(

@@ -172,7 +172,6 @@ READERS: Final = (
         for name in _OF_RUN
         for words in (
             ("status", "@run"), ("report", "@run"), ("trace", "--out", "@trace", "@run"),
-            ("trace", "--summary", "@run"),
         )
     ),
     Reader("config.toml", _luwu("config", "--config", "@config.toml")),

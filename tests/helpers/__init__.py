@@ -29,6 +29,5 @@ Texts:
 
     command_line.py      command lines in documents and messages, parsed as ours
     docstrings.py        public names, and the examples of their docstrings
-    pseudo_terminal.py   a program in a terminal of its own
     schemas.py           documents in JSON beside the published schemas
 """

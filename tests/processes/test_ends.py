@@ -121,7 +121,7 @@ def test_other_commands_whose_output_nobody_takes(
 ) -> None:
     """Goal: no traceback and no exit code of Python's own (120), and a result that could not be
     written is an error."""
-    ended = shell(tmp_path, f"{sys.executable} -m luwu config --origin {redirected}")
+    ended = shell(tmp_path, f"{sys.executable} -m luwu config {redirected}")
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "Exception ignored" not in ended.stderr

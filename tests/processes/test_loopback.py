@@ -70,4 +70,4 @@ def test_the_live_page_without_loopback(tmp_path: Path) -> None:
         file.write('{"schema": 1, "keys": {}}')
     code, said = there(NO_LOOPBACK, "-m", "luwu", "status", "--serve", "0", str(tmp_path / "run"))
     assert code == 2, said
-    assert "bring loopback up (ip link set lo up), or use --watch\n" in said
+    assert "bring loopback up (ip link set lo up), or use watch luwu status\n" in said

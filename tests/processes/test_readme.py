@@ -210,7 +210,7 @@ def run_programs(shell: Terminal, block: Block) -> None:
 
 def run_config(shell: Terminal, block: Block) -> None:
     (shell.directory / "luwu.toml").write_text(block.text)
-    done = succeed(shell.start("config", "--origin", "--config", "luwu.toml"))
+    done = succeed(shell.start("config", "--config", "luwu.toml"))
     for key in re.findall(r"^(\w+) =", block.text, re.MULTILINE):
         assert re.search(rf"^{key}\b.*# file luwu\.toml$", done.out, re.MULTILINE), done.out
 

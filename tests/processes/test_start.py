@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-from luwu.testing.cluster import SOURCE
-from tests.helpers.pseudo_terminal import PseudoTerminal
-from tests.processes.commands import Terminal, write_light, write_tiny
+from tests.processes.commands import Terminal, write_light
 
 LINES_MAX = 3
 TRAINS = "50%"
@@ -98,28 +93,3 @@ def test_a_script_that_never_joins(shell: Terminal) -> None:
     assert command.wait() == 2
     assert "luwu run: the script of worker 0, 1 has ended" in command.err
     assert "luwu.init()" in command.err.splitlines()[-1]
-
-
-@pytest.mark.feature("the progress of a script that prints nothing")
-def test_a_terminal_shows_the_progress_of_a_silent_script(tmp_path: Path) -> None:
-    """Goal: in a terminal the last decided step is seen, in one line that is rewritten in place
-    and is gone at the end; the verdict is bold. Method: a script that prints nothing, and stays in
-    its third step until the line has shown the second."""
-    script = write_tiny(tmp_path / "tiny.py", steps=3, first="import os\n")
-    stays = "    while _ == 2 and not os.path.exists('go'):\n        pass\n"
-    script.write_text(
-        script.read_text().replace("    optimizer.step()", f"{stays}    optimizer.step()")
-    )
-    environ = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(SOURCE)}
-    environ.pop("NO_COLOR", None)
-    command = [sys.executable, "-m", "luwu", "run", "--workers", "1", "tiny.py"]
-    with PseudoTerminal(command, cwd=tmp_path, environ=environ) as screen:
-        screen.wait_for(r"luwu: step 1  .*\d s\r\x1b\[K")
-        (tmp_path / "go").touch()
-        assert screen.end() == 0
-    shown, count = re.subn(r"plan    memory worker .*\r?\n", "", screen.shown)
-    assert count == 1
-    start, *progress = shown.split("\r\x1b[K")
-    assert start.splitlines()[0].startswith("luwu: 1 worker, switch, node; state luwu-state ")
-    assert "\n" not in "".join(progress[:-1])
-    assert progress[-1].startswith("\x1b[1msteps   ")

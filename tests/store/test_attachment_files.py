@@ -44,7 +44,7 @@ def test_a_replacement_is_behind_what_it_replaces(is_in_ram: bool, tmp_path: Pat
         assert before.read_all() == {0: b"0 of 1", 1: b"1 of 1"}
         before.close()
         second = decided(files, 2, attempt=12)
-        assert content(files, first)[0] == b"0 of 1+ new"  # for a rollback
+        assert content(files, first)[0] == b"0 of 1+ new"  # for a reader of it
         assert content(files, second) == {0: b"0 of 2", 1: b"1 of 2"}
         files.replace(second, 2, 1, memoryview(b"+ new"))
         third = decided(files, 3)

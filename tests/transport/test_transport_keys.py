@@ -12,9 +12,8 @@ import zmq
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, KeysFailed
 from luwu.base.keys import ALLOWED, Identity, read_allowed, write_allowed
-from luwu.commands import doctor
 from luwu.transport import curve
-from luwu.transport.curve import check_curve, curve_library, new_key_pair
+from luwu.transport.curve import check_curve, new_key_pair
 from luwu.transport.endpoints import TcpEndpoint, check_secure
 from luwu.transport.interface import PeerUp, Transport
 from luwu.transport.opening import open_transport
@@ -360,15 +359,3 @@ class TestTheLibrary:
         monkeypatch.setattr(zmq, "has", lambda name: name != "curve")
         with pytest.raises(ConfigError, match="built without CURVE"):
             check_curve()
-        assert curve_library() == "none"
-
-    @pytest.mark.parametrize("library", ["libsodium", "libzmq's own (tweetnacl)"])
-    def test_the_doctor_says_what_does_the_cryptography(
-        self, library: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Goal: what is slow is a finding with advice; what this machine has is one of the two."""
-        assert curve_library() in ("libsodium", "libzmq's own (tweetnacl)")
-        monkeypatch.setattr("luwu.transport.curve.curve_library", lambda: library)
-        found = doctor._keys()
-        assert (found.name, found.text) == ("keys", f"CURVE by {library}")
-        assert bool(found.advice) == (library != "libsodium")

@@ -4,7 +4,7 @@ children.py       child processes that end when this one does; their memory over
 guard.py          a guard over a command: none of its processes outlives the launcher
 stopping.py       Ctrl-C and other signals to stop
 failures.py       the message of a run that failed
-console.py        lines and the live line on a terminal
+console.py        the launcher's lines, on a terminal and in its log
 relay.py          output of worker 0, passed on as it arrives
 run_directory.py  the directory of a run
 """

@@ -1,21 +1,18 @@
 """The launcher's output: what goes to the terminal is decided here, and all of it to the log.
 
-say, verdict, waiting   what everybody sees: the start in a line or two, restarts, results
-detail                  what was decided and found on the way: in the log, and with --verbose
-pass_on                 what the script prints, as it came
-live                    one line that is rewritten in place, on a terminal
+say, waiting   what everybody sees: the start in a line or two, restarts, results
+detail         what was decided and found on the way: in the log, and with --verbose
+pass_on        what the script prints, as it came
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from pathlib import Path
 from typing import IO, Final
 
 from luwu.base.clock import local_time_text
-from luwu.base.colours import bold, is_screen
 from luwu.base.expendable import give_up_stream
 from luwu.base.foreign import open_lines
 
@@ -31,14 +28,11 @@ class Console:
     ) -> None:
         """`details`: whether `detail` is printed too."""
         self._stream = stream or sys.stderr
-        self.is_terminal = is_screen(self._stream)
-        """True if a live line is seen."""
         self._has_details = details
         self.log = log
         """The file that gets every line."""
         self._details: set[str] = set()
         self._is_waiting = False
-        self._live = ""
         self._is_in_line = False
         """True if the last output ended in the middle of a line."""
 
@@ -46,11 +40,6 @@ class Console:
         """Print a line that stays."""
         self._write_log(text)
         self._show(text)
-
-    def verdict(self, text: str) -> None:
-        """The same for what came of it: bold on a terminal."""
-        self._write_log(text)
-        self._show(bold(text, self._stream))
 
     def detail(self, text: str) -> None:
         """Print a line that most people do not need, once; several arms may have the same."""
@@ -68,7 +57,6 @@ class Console:
             self.say(text)
 
     def _show(self, text: str) -> None:
-        self.end_live()
         self._print("\n" * self._is_in_line + text + "\n")
         self._is_in_line = False
 
@@ -81,8 +69,7 @@ class Console:
     def pass_on(self, data: bytes, is_error: bool) -> None:
         """Print what a worker has printed, as it came, to standard error or standard output."""
         stream = self._stream if is_error else sys.stdout
-        self.end_live()
-        if is_error or (self.is_terminal and stream.isatty()):
+        if is_error or (self._stream.isatty() and stream.isatty()):
             self._is_in_line = not data.endswith(b"\n")
         try:
             stream.flush()
@@ -93,22 +80,6 @@ class Console:
             stream.flush()
         except (OSError, ValueError) as error:
             self._give_up(stream, error)
-
-    def live(self, text: str) -> None:
-        """Replace the live line; without a terminal, or in a line of the script's, there is
-        none."""
-        shown = text[: shutil.get_terminal_size().columns - 1]
-        if not self.is_terminal or self._is_in_line or shown == self._live:
-            return
-        self.end_live()
-        self._live = shown
-        self._print(shown)
-
-    def end_live(self) -> None:
-        """Remove the live line."""
-        if self._live:
-            self._print("\r\x1b[K")
-            self._live = ""
 
     def _print(self, text: str) -> None:
         try:
