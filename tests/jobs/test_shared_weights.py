@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +80,33 @@ def test_weights_that_are_there_are_pulled_without_a_message(
     for counts in in_cluster(tmp_path, work, **changes).results:
         assert counts[1] > 0
         assert counts[1:] == [counts[1]] * (STEPS - 1)
+
+
+def test_weights_that_were_asked_for_and_not_used_are_let_go_before_the_commit(
+    tmp_path: Path,
+) -> None:
+    """I3. Goal: what was found ahead of a use that did not come may be written over from then on."""
+
+    def work(rank: int) -> list[int]:
+        first, second = model = seeded(lambda: nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+        luwu.fully_shard_each(model, nn.Linear)
+        first.set_modules_to_forward_prefetch([second])
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3)
+        session, unused = luwu.session(), []
+        commit, pulls = session.nic.commit, session.pulls
+
+        def noting(*arguments: Any, **options: Any) -> Any:
+            unused.append(len(pulls.prefetcher._pulls))
+            return commit(*arguments, **options)
+
+        session.nic.commit = noting
+        for step in range(STEPS):
+            (model if step < 2 else first)(torch.ones(2, 64)).square().mean().backward()
+            optimizer.step()
+        return unused
+
+    (unused,) = in_cluster(tmp_path, work, transport="shm", has_switch=True, world_size=1).results
+    assert unused == [0] * STEPS
 
 
 def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ class Session:
         self.pulls.let_go()  # before: the node may write over them once all have committed
         self.mover.let_go()
         with self.attempt:
+            self.pulls.prefetcher.forget_unused()
             result.handle = self.nic.commit(number, parts, hyper, skip=self.optimizers.skips)
             self.results.last = result
             norms, pushes = self.clipping.resolve(result), self.backward.take_pushes()

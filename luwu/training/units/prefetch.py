@@ -174,7 +174,6 @@ class Prefetcher:
 
     def next_step(self, step: int) -> None:
         """The step is committed: foresee the next one as this one was."""
-        self._forget([pull for pull in self._pulls.values() if pull.step != step])
         if self._record_has_backward:
             self._order = self._record
         self._rewind(step)
@@ -184,6 +183,10 @@ class Prefetcher:
         """The step was lost: its weights are given up, the order of the last whole one holds."""
         self.forget_all()
         self._rewind(step)
+
+    def forget_unused(self) -> None:
+        """Give up what was asked for in this step and not used."""
+        self._forget([pull for pull in self._pulls.values() if pull.step == self._step])
 
     def forget_all(self) -> None:
         """Give up every pull that was not used."""
