@@ -272,11 +272,6 @@ class Nic(Closing):
         self._give(_Command(pull, handle.era))
         return handle
 
-    @property
-    def looks(self) -> bool:
-        """True if a pull in place may find weights by looking: it need not be asked ahead."""
-        return self._board is not None
-
     def _look(self, step: int, unit: int) -> SharedWeights | None:
         """The weights of a unit, if they are in shared memory and may be used."""
         board, core = self._board, self._core

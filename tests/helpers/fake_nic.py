@@ -346,7 +346,6 @@ class FakeNic:
         self.chunk_bytes = network.chunk_bytes
         self.extent_chunks = 1
         self.prefetch_units = prefetch_units
-        self.looks = False
         self.optimizer_nodes = 1
         self.reshard_after_forward = reshard_after_forward
         self.recorder = Recorder(role="worker", printed=None)

@@ -11,9 +11,8 @@ that. Memory that a step has had once is not left empty later: where it has room
 ahead, and while a streaming backward ends, into the next step. So what the network brings for the
 next forward travels beside the last gradients.
 
-Units whose weights are used in memory shared with their sender take none of ours. They are asked
-for as early as the order goes; or, where the worker can look for them (`Nic.looks`), as they are
-used.
+Units whose weights are used in memory shared with their sender take none of ours: they are asked
+for as they are used, for mostly they are there (`luwu/nic/board.py`).
 """
 
 from __future__ import annotations
@@ -104,8 +103,7 @@ class Prefetcher:
         self._fetch_arrived()
         under_way = 0
         for index, pull in self._pulls.items():
-            if index != wanted and not pull.by_hand and pull.unit.weights.memory_bytes:
-                under_way += 1
+            under_way += index != wanted and not pull.by_hand
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
             unit = self._units[index]
@@ -117,12 +115,11 @@ class Prefetcher:
             if self._streaming and unit.was_pushed:
                 break
             foreseen.add(index)
-            if index in self._pulls or (self._nic.looks and not weights.memory_bytes):
+            if index in self._pulls or not weights.memory_bytes:
                 continue
-            if weights.memory_bytes:
-                if under_way >= self._window and not self._has_room(unit):
-                    break
-                under_way += 1
+            if under_way >= self._window and not self._has_room(unit):
+                break
+            under_way += 1
             if not weights.prepare(wait=False):
                 break  # the next look will find more
             self._ask(unit)
