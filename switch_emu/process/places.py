@@ -9,15 +9,23 @@ are updated after the verdict (`at_step`), workers have let go of step t by then
     written -> held    `get`, `fill`     in use by a payload that is sent
     held -> written                      released by the last worker
     written -> empty   `claim`           for a later step, under a later attempt, or as void
+    any     -> held    `hand_out`        its masters are the weights of this step, too
 
 Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
 that holds weights for long costs a copy and nothing else.
+
+A state in RAM of one side keeps its masters here, where they are what travels: they are there once.
+If a place is held when they are updated, they are written to memory of their own, in which they are
+*away*, and back to the place by the next update that finds it free.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from luwu.base.dtypes import DTYPES
 from luwu.layout import Layout
@@ -35,8 +43,11 @@ class _Place:
     step: int = -1
     """Step that its weights are for; -1: empty."""
     attempt: int = -1
+    keeps_masters: bool = False
     holders_count: int = 0
     is_claimed: bool = False
+    is_away: bool = False
+    """Its masters lie elsewhere."""
 
 
 def places_bytes(layout: Layout, count: int = 2) -> int:
@@ -47,8 +58,12 @@ def places_bytes(layout: Layout, count: int = 2) -> int:
 class WeightsPlaces:
     """The places of one model. Thread-safe."""
 
-    def __init__(self, layout: Layout, memory: memoryview, count: int = 2) -> None:
-        """`memory`: `places_bytes(layout, count)` bytes, writable and shared with the workers."""
+    def __init__(
+        self, layout: Layout, memory: memoryview, count: int = 2, masters: Collection[int] = ()
+    ) -> None:  # fmt: skip
+        """`memory`: `places_bytes(layout, count)` bytes, writable and shared with the workers.
+        `masters`: extents that have one place, which keeps their masters."""
+        assert count == 1 or not masters, "masters cannot be in two places"
         self._lock = threading.Lock()
         self._decided = (-1, -1)
         """(step, attempt) of the newest decided weights."""
@@ -61,7 +76,9 @@ class WeightsPlaces:
                     ((at, _),) = extent.runs
                     first = start + at * DTYPES[extent.wire_dtype].nbytes
                     cell = memory[first : first + extent.wire_bytes]
-                    places.append(_Place(cell, not extent.trainable))
+                    places.append(
+                        _Place(cell, not extent.trainable, keeps_masters=index in masters)
+                    )
                 start += _unit_bytes(layout, unit)
 
     def claim(
@@ -97,6 +114,33 @@ class WeightsPlaces:
         with self._lock:
             place = self._place(extent, step)
             return self._handed_out(place) if self._has(place, step, attempt) else None
+
+    def hand_out(self, extent: int, step: int, attempt: int) -> Payload | None:
+        """The masters in the place, which are the weights for this step; None while they are
+        written."""
+        with self._lock:
+            place = self._place(extent, step)
+            if place.is_claimed:
+                return None
+            place.step, place.attempt = step, attempt
+            return self._handed_out(place)
+
+    def keeps_masters(self, extent: int) -> bool:
+        """True if the masters of an extent belong here."""
+        return self._places[0][extent].keeps_masters
+
+    def has_masters(self, extent: int) -> bool:
+        """True if they are here, and not away."""
+        place = self._places[0][extent]
+        return place.keeps_masters and not place.is_away
+
+    def note_masters(self, extent: int, *, are_away: bool) -> None:
+        """Masters that belong here were written: elsewhere, or here."""
+        self._places[0][extent].is_away = are_away
+
+    def memory(self, extent: int) -> memoryview:
+        """The place of even steps."""
+        return self._places[0][extent].memory
 
     def note_decided(self, step: int, attempt: int) -> None:
         """Note that weights of this step, made under this attempt, are decided."""
@@ -135,30 +179,43 @@ class Outgoing:
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
         *, dtype: str, nbytes: int, again: bool = False, is_checked: bool = False,
+        masters_bytes: int = 0,
     ) -> None:  # fmt: skip
         """`nbytes`: size of the copy, if the place is not free; 0: no copy. `again`: of weights in
         the place that are void. `is_checked`: who receives them can find out whether they are what
-        was written."""
+        was written. `masters_bytes`: of masters that belong in the place, and are updated; 0:
+        none."""
         self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
         place = None if places is None else places.claim(extent, step, attempt, again=again)
         self.is_in_place = place is not None
         self._payload: Payload | None = None
-        if place is None and nbytes:
+        self.masters: memoryview | None = None
+        """Memory for the new masters: in the place if it is free; None: in their records."""
+        self.moved_bytes = 0
+        """Memory that masters take, beside the place, more than before."""
+        if masters_bytes and places is not None:
+            self.masters = np.empty(masters_bytes, np.uint8).data if place is None else place
+            self.moved_bytes = masters_bytes * ((place is None) - (not places.has_masters(extent)))
+            place = None  # it is written with them
+        if not self.is_in_place and nbytes:
             place, self._payload = buffers.take(nbytes)
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
+        """Memory for the new weights, beside the masters."""
 
     def written(self) -> Payload | None:
         """The written weights as a payload; None without place and copy."""
-        if self.is_in_place:
-            assert self._places is not None
+        if self._places is not None and self.masters is not None:
+            self._places.note_masters(self._key[0], are_away=not self.is_in_place)
+        if self._places is not None and self.is_in_place:
             return self._places.fill(*self._key)
         if self._payload is not None and self._is_checked:
             self._payload.checksum = checksum_of(self._payload.view())
         return self._payload
 
     def given_up(self) -> None:
-        """Release the memory; the weights are void."""
+        """Release the memory; the weights are void, and masters stay where they are."""
+        self.moved_bytes = 0
         if self.is_in_place:
             assert self._places is not None
             self._places.give_up(*self._key[:2])

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import luwu
-from tests.helpers.real_training import in_cluster, seeded
+from switch_emu.process.places import WeightsPlaces
+from tests.helpers.real_training import Trained, in_cluster, seeded
 
 STEPS = 4
 
 
 def train(
     directory: Path, make: Callable[[], nn.Module], *, has_switch: bool, update: str = "streaming",
-    world_size: int = 2,
-) -> Sequence[tuple[int, int]]:  # fmt: skip
+    world_size: int = 2, transport: str = "shm",
+) -> Trained:  # fmt: skip
     """A few steps; of each rank, the weights that it held at most and the bytes that it pulled."""
 
     def work(rank: int) -> tuple[int, int]:
@@ -31,8 +34,12 @@ def train(
         session = luwu.session()
         return session.pulls.bytes_count.peak, session.nic.counters.pull_bytes
 
-    changes = {"transport": "shm", "has_switch": has_switch, "world_size": world_size}
-    return in_cluster(directory, work, **changes).results
+    changes = {"transport": transport, "has_switch": has_switch, "world_size": world_size}
+    return in_cluster(directory, work, **changes)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
@@ -42,14 +49,35 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
     freed between forward and backward; `at_step` it lets go of them before the node overwrites
     them."""
 
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
-
-    parameters = sum(parameter.numel() for parameter in make().parameters())
-    for held_bytes, pulled_bytes in train(tmp_path, make, has_switch=has_switch, update=update):
+    parameters = sum(parameter.numel() for parameter in two_layers().parameters())
+    trained = train(tmp_path, two_layers, has_switch=has_switch, update=update)
+    for held_bytes, pulled_bytes in trained.results:
         assert held_bytes == 0
         padding = 1.1
         assert STEPS * 4 * parameters <= pulled_bytes <= padding * (STEPS + 1) * 4 * parameters
+
+
+@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+def test_places_that_are_held_change_no_bit(
+    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """I3. Goal: masters move out of places that are held, and back, and the weights are those of a
+    job whose weights are sent. Method: a third of all places is held, drawn at random."""
+    claim, random, refused_count = WeightsPlaces.claim, Random(5), 0
+
+    def refused_at_times(*given: Any, **named: Any) -> memoryview | None:
+        nonlocal refused_count
+        is_refused = random.random() < 1 / 3
+        refused_count += is_refused
+        return None if is_refused else claim(*given, **named)
+
+    expected = train(
+        tmp_path / "sent", two_layers, has_switch=has_switch, update="at_step", transport="tcp"
+    )
+    monkeypatch.setattr(WeightsPlaces, "claim", refused_at_times)
+    found = train(tmp_path / "held", two_layers, has_switch=has_switch, update="at_step")
+    assert found.digest == expected.digest
+    assert refused_count >= STEPS
 
 
 class Clamped(nn.Linear):
