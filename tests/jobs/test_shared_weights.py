@@ -20,13 +20,14 @@ STEPS = 4
 
 def train(
     directory: Path, make: Callable[[], nn.Module], *, has_switch: bool, update: str = "streaming",
-    world_size: int = 2, transport: str = "shm",
+    world_size: int = 2, transport: str = "shm", kind: str = "AdamW", **named: Any,
 ) -> Trained:  # fmt: skip
     """A few steps; of each rank, the weights that it held at most and the bytes that it pulled."""
 
     def work(rank: int) -> tuple[int, int]:
         model = luwu.fully_shard_each(seeded(make), nn.Linear)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        make_optimizer = getattr(luwu.optim, kind)
+        optimizer = make_optimizer(model.parameters(), lr=1e-3, update=update, **named)
         for step in range(STEPS):
             x = torch.full((2, 96), 0.1 * (step + rank + 1))
             model(x).square().mean().backward()
@@ -34,8 +35,9 @@ def train(
         session = luwu.session()
         return session.pulls.bytes_count.peak, session.nic.counters.pull_bytes
 
+    chunk_bytes = (48 if kind == "Muon" else 16) * 1024  # a matrix has room in it
     changes = {"transport": transport, "has_switch": has_switch, "world_size": world_size}
-    return in_cluster(directory, work, **changes)
+    return in_cluster(directory, work, chunk_bytes=chunk_bytes, **changes)
 
 
 def two_layers() -> nn.Module:
@@ -57,27 +59,46 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
         assert STEPS * 4 * parameters <= pulled_bytes <= padding * (STEPS + 1) * 4 * parameters
 
 
-@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
+def partly_frozen() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(3)))
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("has_switch", "named"),
+    [
+        (True, {"max_grad_norm": 0.01, "stats_every": 1}),
+        (False, {"average": luwu.ema(0.9)}),
+        (False, {"state_dtype": "int8"}),
+        (False, {"state_dtype": "bfloat16", "master_dtype": "bfloat16"}),
+        (False, {"kind": "Muon"}),
+        (False, {"kind": "SGD"}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
 def test_places_that_are_held_change_no_bit(
-    has_switch: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_switch: bool, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """I3. Goal: masters move out of places that are held, and back, and the weights are those of a
     job whose weights are sent. Method: a third of all places is held, drawn at random."""
-    claim, random, refused_count = WeightsPlaces.claim, Random(5), 0
+    named = {"has_switch": has_switch, "update": "at_step", **named}
+    claim, note_masters, random = WeightsPlaces.claim, WeightsPlaces.note_masters, Random(5)
+    were_away = set()
 
     def refused_at_times(*given: Any, **named: Any) -> memoryview | None:
-        nonlocal refused_count
-        is_refused = random.random() < 1 / 3
-        refused_count += is_refused
-        return None if is_refused else claim(*given, **named)
+        return None if random.random() < 1 / 3 else claim(*given, **named)
 
-    expected = train(
-        tmp_path / "sent", two_layers, has_switch=has_switch, update="at_step", transport="tcp"
-    )
+    def noted(*given: Any, are_away: bool) -> None:
+        were_away.add(are_away)
+        note_masters(*given, are_away=are_away)
+
+    expected = train(tmp_path / "sent", partly_frozen, transport="tcp", **named)
     monkeypatch.setattr(WeightsPlaces, "claim", refused_at_times)
-    found = train(tmp_path / "held", two_layers, has_switch=has_switch, update="at_step")
+    monkeypatch.setattr(WeightsPlaces, "note_masters", noted)
+    found = train(tmp_path / "held", partly_frozen, **named)
     assert found.digest == expected.digest
-    assert refused_count >= STEPS
+    assert were_away == (set() if "master_dtype" in named else {True, False})
 
 
 class Clamped(nn.Linear):
