@@ -91,8 +91,10 @@ class MemoryPageStore(PageStore):
         is_there = places is not None and address_of(rows.memory) == address_of(places.memory)
         if rows.weights is not None:
             assert is_there, "weights apart come with records that are there already"
-            for index in range(rows.count):
-                self._weights[first + index] = rows.weights[index * self._apart_bytes(first) :]
+            if address_of(rows.weights) != address_of(self._weights[first]):
+                size = self._apart_bytes(first)
+                for index in range(rows.count):
+                    self._weights[first + index] = rows.weights[index * size :]
         elif not is_there:
             for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
                 self._put(page, side, record)
@@ -100,16 +102,17 @@ class MemoryPageStore(PageStore):
 
     def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
         """The records on these sides, from page `first` on, if it is one side, and their weights
-        are in one piece."""
-        count = len(sides)
+        are in one piece; pages that are written together stay so."""
+        count, weights = len(sides), self._weights.get(first)
         found = self._sides[sides[0]].rows(first, count) if len(set(sides)) == 1 else None
-        apart = [self._weights[p] for p in range(first, first + count) if p in self._weights]
-        if found is None or not apart:
+        last = self._weights.get(first + count - 1)
+        if found is None or weights is last is None:
             return found
-        size, starts = self._apart_bytes(first), list(map(address_of, apart))
-        if starts != [starts[0] + index * size for index in range(count)]:
+        if weights is None or last is None:
             return None
-        return replace(found, weights=apart[0][: count * size])
+        size = self._apart_bytes(first)
+        is_one = address_of(last) - address_of(weights) == (count - 1) * size
+        return replace(found, weights=weights[: count * size]) if is_one else None
 
     def digest(self, pages: range, version: int) -> bytes:
         digests = []
