@@ -66,6 +66,7 @@ from switch_emu.store import (
     PageStore,
     StaleAttempt,
     VersionMissing,
+    aligned_buffer,
 )
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.views import RecordRows
@@ -487,9 +488,11 @@ class Pipeline:
                 read_values(read, pages.kind.dtype(WEIGHT), WEIGHT, octets)
                 self._kernel.cast(weights, dtype, part)
 
-    def _load(self, action: LoadPage, scratch: Scratch) -> None:
+    def _load(self, action: LoadPage, _: Scratch) -> None:
         page = self._share.page(action.chunk)
-        kind, record = self._cleared(page, scratch)
+        kind = self._store.config.kind(page)
+        # Freed at once: updates in RAM need no memory of the thread, so it is never allocated.
+        record = aligned_buffer(kind.record_bytes)
         self._unpack(action, kind, record)
         try:
             self._store.write(page, 0, action.attempt, record)
@@ -500,7 +503,8 @@ class Pipeline:
     def _fill(self, action: FillPage, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         page = self._share.page(action.chunk)
-        kind, record = self._cleared(page, scratch)
+        kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
+        np.frombuffer(record, np.uint8)[:] = 0
         payload: Any = action.payload
         data, start = payload.view(), 0
         for field in kind.fields:
@@ -530,12 +534,6 @@ class Pipeline:
             store_values(kind, record, name, np.frombuffer(values, np.float32))
         if start < len(data):
             record[slice(*kind.range(UPDATES))] = data[start:]
-
-    def _cleared(self, page: int, scratch: Scratch) -> tuple[PageKind, memoryview]:
-        """The kind of a page, and memory for its record."""
-        record = scratch.rows(page, 1).memory
-        np.frombuffer(record, np.uint8)[:] = 0
-        return self._store.config.kind(page), record
 
     @staticmethod
     def _done_with(payload: Any, actions: Sequence[Any]) -> Sequence[Any]:
