@@ -464,10 +464,7 @@ class Pipeline:
         assert target is not None
         memory, dtype = target
         rows = self._store.rows_in_ram(group.number, group.count, version)
-        if rows is not None and rows.weights is not None:
-            self._kernel.cast(np.frombuffer(rows.weights, np.float32), dtype, memory)
-            return
-        records = None if rows is None else rows.records()
+        records = None if rows is None or rows.weights is not None else rows.records()
         page_bytes = len(memory) // group.count
         for index in range(group.count):
             part = memory[index * page_bytes : (index + 1) * page_bytes]

@@ -15,8 +15,8 @@ Invariant: a held place is never written. Without a free place a copy is sent in
 that holds weights for long costs a copy and nothing else.
 
 A state in RAM of one side keeps its masters here, where they are what travels: they are there once.
-If a place is held when they are updated, they are written to memory of their own, in which they are
-*away*, and back to the place by the next update that finds it free.
+If a place is held when they are updated, they are written to memory of their own, where they are
+*away* until an update finds the place free, and writes them back.
 """
 
 from __future__ import annotations
@@ -191,13 +191,17 @@ class Outgoing:
         self.is_in_place = place is not None
         self._payload: Payload | None = None
         self.masters: memoryview | None = None
-        """Memory for the new masters: in the place if it is free; None: in their records."""
+        """Memory for the new masters: the place, if it is free; None: where they are."""
         self.moved_bytes = 0
         """Memory that masters take, beside the place, more than before."""
         if masters_bytes and places is not None:
-            self.masters = np.empty(masters_bytes, np.uint8).data if place is None else place
-            self.moved_bytes = masters_bytes * ((place is None) - (not places.has_masters(extent)))
-            place = None  # it is written with them
+            is_away = not places.has_masters(extent)
+            if place is not None:
+                self.masters, place = place, None  # the weights are written with them
+                self.moved_bytes = -masters_bytes if is_away else 0
+            elif not is_away:
+                self.masters = np.empty(masters_bytes, np.uint8).data
+                self.moved_bytes = masters_bytes
         if not self.is_in_place and nbytes:
             place, self._payload = buffers.take(nbytes)
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)

@@ -186,7 +186,7 @@ def test_masters_leave_a_place_that_is_held(extent: int, nodes: tuple[Node, Node
     held, _ = node.read(extent, 0, 0)
     assert held is not None
     seen = bytes(held.view())
-    moves = []
+    moves, lying = [], []
     for step in range(4):
         if step == 2:
             held.drop()
@@ -202,6 +202,10 @@ def test_masters_leave_a_place_that_is_held(extent: int, nodes: tuple[Node, Node
         assert told["in_place"] == node.is_in_arena(payload) == (step >= 2)
         assert content(payload) == content(expected)
         assert node.decide(step + 1) == plain.decide(step + 1)
+        rows = node.store.rows_in_ram(chunk, 1, step + 1)
+        assert rows is not None
+        assert rows.weights is not None
+        lying.append(address_of(rows.weights))
         if step < 2:
             assert held.view() == seen
             payload, in_place = node.read(extent, step + 1, step + 1)
@@ -209,6 +213,7 @@ def test_masters_leave_a_place_that_is_held(extent: int, nodes: tuple[Node, Node
             assert not in_place
             assert content(payload) == content(expected)
     assert moves == [nbytes, 0, -nbytes, 0]
+    assert lying[0] == lying[1] != lying[2] == lying[3], "masters that are away stay there"
 
 
 def test_a_copy_in_the_place_of_masters_that_are_away(nodes: tuple[Node, Node]) -> None:
