@@ -19,7 +19,7 @@ from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import (
     bytes_for_pages,
     bytes_in_place,
-    bytes_in_ram,
+    bytes_of_records,
     check_fits_in_ram,
     is_in_place,
 )
@@ -141,7 +141,7 @@ def kept_in_ram(job: Job) -> Kept:
         check_fits_in_ram(job.node, job.plan, job.description)
         resident: Collection[int] = range(store.page_count)
         room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
-        unused_bytes = max(0, room_bytes - bytes_in_ram(job.description))
+        unused_bytes = max(0, room_bytes - bytes_of_records(job.node, job.plan, job.description))
         sums_bytes += unused_bytes if is_in_place(job.description) else 0
     else:
         room_bytes = bytes_for_pages(job.node, job.plan, job.description)

@@ -83,17 +83,16 @@ typedef struct {
     int32_t form;
     int32_t tensor;      /* its number, for its draws */
     int32_t is_unsigned; /* what is above zero is never rounded to it */
+    int64_t stride, stride_out; /* bytes from a page's elements to the next one's, in both */
 } field_t;
 
 typedef struct {
     int64_t elems, page_elems; /* of all pages, of one */
-    int64_t stride, stride_out; /* bytes from a page's weights or state to the next one's */
     int32_t optimizer, contributions_count;
     const void *const *contributions;
     const int32_t *dtypes;
     field_t weights, state0, state1;
-    const float *average; /* NULL where there is none */
-    float *average_out;
+    field_t average; /* in float32 */
     const run_t *runs;
     double *squares; /* one a block, or NULL */
     void *wire;
@@ -590,6 +589,7 @@ INLINE void store_field(const field_t *field, const run_t *run, int64_t at, floa
 
 INLINE void copy_field(const field_t *field, int64_t at) {
     int64_t size = bytes_of(field->form);
+    if (field->to == field->from) return; /* it is in place, others are not */
     memcpy(field->to + at * size, field->from + at * size, (size_t)(CELL * size));
     if (field->scales) field->scales_out[at / CELL] = field->scales[at / CELL];
 }
@@ -642,7 +642,7 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             fetch_field(weights, at + FETCH_AHEAD);
             if (kind != SGD) fetch_field(state0, at + FETCH_AHEAD);
             if (kind == ADAM) fetch_field(state1, at + FETCH_AHEAD);
-            if (call->average) fetch_floats(call->average + at + FETCH_AHEAD);
+            if (call->average.from) fetch_field(&call->average, at + FETCH_AHEAD);
         }
         const any_float *grad = measured_cell(call, plan, lanes, sum, at);
         const float *now = widened(weights, at, in0);
@@ -669,9 +669,10 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         store_field(weights, run, at, w, past_cache);
         if (kind != SGD) store_field(state0, run, at, a, past_cache);
         if (kind == ADAM) store_field(state1, run, at, b, past_cache);
-        if (call->average) {
-            average_cell(run, call->average + at, w, past_cache ? out3 : call->average_out + at);
-            if (past_cache) store(call->average_out + at, out3, sizeof out3, 1);
+        if (call->average.from) {
+            float *average = target(&call->average, at, out3, past_cache);
+            average_cell(run, (const float *)call->average.from + at, w, average);
+            if (past_cache) store(call->average.to + at * 4, out3, sizeof out3, 1);
         }
         if (plan->piece) piece_weights(call, plan->piece, old, w, at);
         if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
@@ -726,21 +727,24 @@ static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, 
             copy_field(&call->weights, at);
             if (arrays > 0) copy_field(&call->state0, at);
             if (arrays > 1) copy_field(&call->state1, at);
-            if (call->average)
-                memcpy(call->average_out + at, call->average + at, CELL * sizeof(float));
+            if (call->average.from) copy_field(&call->average, at);
         }
         if (call->wire_dtype != NO_WIRE) cast_cell(call, now, at, plan->wire_past_cache);
     }
 }
 
-/* The fields of the next page: so that elements are counted on. */
-static void next_page(field_t *field, const update_t *call) {
+/* A field of the next page: so that elements are counted on. */
+static void next_page(field_t *field, int64_t page_elems) {
     if (!field->from) return;
-    field->from += call->stride - call->page_elems * bytes_of(field->form);
-    field->to += call->stride_out - call->page_elems * bytes_of(field->form);
+    field->from += field->stride - page_elems * bytes_of(field->form);
+    field->to += field->stride_out - page_elems * bytes_of(field->form);
     if (!field->scales) return;
-    field->scales += call->stride / 4 - call->page_elems / CELL;
-    field->scales_out += call->stride_out / 4 - call->page_elems / CELL;
+    field->scales += field->stride / 4 - page_elems / CELL;
+    field->scales_out += field->stride_out / 4 - page_elems / CELL;
+}
+
+static int goes_past_cache(const field_t *field) {
+    return is_aligned(field->to) && field->stride_out % 64 == 0;
 }
 
 /* A page whose first element is `start`. Runs lie in order, without gaps, and all borders are
@@ -776,9 +780,9 @@ void luwu_update(const update_t *call) {
         plan.factor = 1.0f / call->divisor;
     }
     plan.is_direct = call->contributions_count == 1 && call->dtypes[0] == FLOAT32;
-    plan.past_cache = !call->in_place && is_aligned(call->weights.to) &&
-                      is_aligned(call->state0.to) && is_aligned(call->state1.to) &&
-                      is_aligned(call->average_out) && call->stride_out % 64 == 0;
+    plan.past_cache = !call->in_place && goes_past_cache(&call->weights) &&
+                      goes_past_cache(&call->state0) && goes_past_cache(&call->state1) &&
+                      goes_past_cache(&call->average);
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
     piece.index = 0;
     plan.piece = call->pieces ? &piece : 0;
@@ -786,12 +790,10 @@ void luwu_update(const update_t *call) {
     const run_t *run = call->runs;
     for (int64_t start = 0; start < call->elems; start += call->page_elems) {
         run = update_page(&page, &plan, lanes, run, start);
-        next_page(&page.weights, call);
-        next_page(&page.state0, call);
-        next_page(&page.state1, call);
-        if (!call->average) continue;
-        page.average += call->stride / 4 - call->page_elems;
-        page.average_out += call->stride_out / 4 - call->page_elems;
+        next_page(&page.weights, call->page_elems);
+        next_page(&page.state0, call->page_elems);
+        next_page(&page.state1, call->page_elems);
+        next_page(&page.average, call->page_elems);
     }
     finish_stores();
 }

@@ -19,7 +19,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -66,6 +66,7 @@ from switch_emu.store import (
     PageStore,
     StaleAttempt,
     VersionMissing,
+    aligned_buffer,
 )
 from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
 from switch_emu.store.views import RecordRows
@@ -217,9 +218,7 @@ class Pipeline:
         pages = self._pages_of(action.extent)
         # In a step that streams, weights that were placed before its verdict are void.
         again = self._streaming and bool(action.norms)
-        wire = self._wire(
-            action.extent, action.step + 1, action.attempt, needed=action.publish, again=again
-        )
+        wire = self._wire(action, action.step + 1, needed=action.publish, again=again)
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
@@ -231,7 +230,7 @@ class Pipeline:
             if is_finite and each is not pages[-1]:
                 self._write(action, each.group, rows)
         published = None
-        if is_finite:
+        if is_finite and (wire.masters is None or rows.weights is not None):
             published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
@@ -242,7 +241,12 @@ class Pipeline:
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
             return
-        self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
+        moved_bytes = wire.moved_bytes
+        self._report(
+            lambda: self._core.updated(
+                action, squares, published, in_place=in_place, moved_bytes=moved_bytes
+            )
+        )
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             self._write(action, pages[-1].group, rows)
         self._report(lambda: self._core.written(action))
@@ -260,7 +264,7 @@ class Pipeline:
         if found is None:
             self._store.read_rows(group.number, action.step, own)
             found, read_bytes = own, own.memory.nbytes
-        target = (None if action.is_preview else self._rows_to_fill(action, group)) or own
+        target = self._rows_to_fill(action, group, wire) or own
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
@@ -316,12 +320,19 @@ class Pipeline:
         )  # fmt: skip
         failpoint("node.after_write")
 
-    def _rows_to_fill(self, action: Update, group: PageGroup) -> RecordRows | None:
+    def _rows_to_fill(
+        self, action: Update, group: PageGroup, wire: Outgoing
+    ) -> RecordRows | None:  # fmt: skip
+        if action.is_preview:
+            return None
         try:
             version, attempt = action.step + 1, action.attempt
-            return self._store.rows_to_fill(group.number, group.count, version, attempt)
+            found = self._store.rows_to_fill(group.number, group.count, version, attempt)
         except StaleAttempt:
             return None  # `write_rows` raises it again
+        if found is None or wire.masters is None:
+            return found
+        return replace(found, weights=group.part(wire.masters, "float32"))
 
     def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
@@ -352,13 +363,19 @@ class Pipeline:
         return _Pages(group, kinds[0], counts, segments, kernel, shape)
 
     def _wire(
-        self, extent: int, step: int, attempt: int, *, needed: bool, again: bool = False
+        self, action: Update | ReadWeights, step: int, *, needed: bool, again: bool = False
     ) -> Outgoing:
-        found = self._layout.extents[extent]
+        found, places, masters_bytes = self._layout.extents[action.extent], self._places, 0
+        if isinstance(action, Update) and places and places.keeps_masters(action.extent):
+            if action.is_preview:
+                places = None  # the masters stay as they are
+            else:
+                masters_bytes = found.wire_bytes
         return Outgoing(
-            self._places, self._sent, extent, step, attempt,
+            places, self._sent, action.extent, step, action.attempt,
             dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0, again=again,
             is_checked=self._share.replicas > 1,
+            masters_bytes=masters_bytes,
         )  # fmt: skip
 
     def _fold(self, action: Fold, _: Scratch) -> None:
@@ -399,19 +416,19 @@ class Pipeline:
             payload = self._places.get(action.extent, action.step, action.attempt)
             in_place = self._places.count
         if payload is None:
-            wire = self._wire(action.extent, action.step, action.attempt, needed=True)
-            try:
-                self._read_weights(action, wire, scratch)
-                payload, in_place = wire.written(), wire.in_place
-            except VersionMissing:  # decided or aborted meanwhile: no longer needed
-                wire.given_up()
+            with contextlib.suppress(VersionMissing):  # decided or aborted meanwhile: not needed
+                payload, in_place = self._read_weights(action, scratch)
         self._span(
             "read_weights", start_ns, step=action.step, extent=action.extent,
             bytes=0 if payload is None else payload.nbytes,
         )  # fmt: skip
         self._report(lambda: self._core.weights_read(action, payload, in_place=in_place))
 
-    def _read_weights(self, action: ReadWeights, wire: Outgoing, scratch: Scratch) -> None:
+    def _read_weights(
+        self, action: ReadWeights, scratch: Scratch
+    ) -> tuple[Payload | None, int]:  # fmt: skip
+        """The weights and, if they lie in their place, how many there are. Raises
+        VersionMissing."""
         while True:
             version = action.version
             if version is None:
@@ -419,12 +436,28 @@ class Pipeline:
                 assert decided is not None
                 version = decided.version
             try:
-                for pages in self._pages_of(action.extent):
-                    self._copy_weights(pages, version, wire, scratch)
-                return
+                return self._read_version(action, version, scratch)
             except VersionMissing:
                 if action.version is not None:
                     raise  # else the next version was decided just now
+
+    def _read_version(
+        self, action: ReadWeights, version: int, scratch: Scratch
+    ) -> tuple[Payload | None, int]:  # fmt: skip
+        pages, places = self._pages_of(action.extent), self._places
+        if places is not None and places.has_masters(action.extent):
+            for each in pages:
+                self._store.rows_in_ram(each.group.number, each.group.count, version)
+            payload = places.hand_out(action.extent, action.step, action.attempt)
+            return payload, places.count
+        wire = self._wire(action, action.step, needed=True)
+        try:
+            for each in pages:
+                self._copy_weights(each, version, wire, scratch)
+        except VersionMissing:
+            wire.given_up()
+            raise
+        return wire.written(), wire.in_place
 
     def _copy_weights(
         self, pages: _Pages, version: int, wire: Outgoing, scratch: Scratch
@@ -434,7 +467,7 @@ class Pipeline:
         assert target is not None
         memory, dtype = target
         rows = self._store.rows_in_ram(group.number, group.count, version)
-        records = None if rows is None else rows.records()
+        records = None if rows is None or rows.weights is not None else rows.records()
         page_bytes = len(memory) // group.count
         for index in range(group.count):
             part = memory[index * page_bytes : (index + 1) * page_bytes]
@@ -455,9 +488,11 @@ class Pipeline:
                 read_values(read, pages.kind.dtype(WEIGHT), WEIGHT, octets)
                 self._kernel.cast(weights, dtype, part)
 
-    def _load(self, action: LoadPage, scratch: Scratch) -> None:
+    def _load(self, action: LoadPage, _: Scratch) -> None:
         page = self._share.page(action.chunk)
-        kind, record = self._cleared(page, scratch)
+        kind = self._store.config.kind(page)
+        # Freed at once: updates in RAM need no memory of the thread, so it is never allocated.
+        record = aligned_buffer(kind.record_bytes)
         self._unpack(action, kind, record)
         try:
             self._store.write(page, 0, action.attempt, record)
@@ -468,7 +503,8 @@ class Pipeline:
     def _fill(self, action: FillPage, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         page = self._share.page(action.chunk)
-        kind, record = self._cleared(page, scratch)
+        kind, record = self._store.config.kind(page), scratch.rows(page, 1).memory
+        np.frombuffer(record, np.uint8)[:] = 0
         payload: Any = action.payload
         data, start = payload.view(), 0
         for field in kind.fields:
@@ -498,12 +534,6 @@ class Pipeline:
             store_values(kind, record, name, np.frombuffer(values, np.float32))
         if start < len(data):
             record[slice(*kind.range(UPDATES))] = data[start:]
-
-    def _cleared(self, page: int, scratch: Scratch) -> tuple[PageKind, memoryview]:
-        """The kind of a page, and memory for its record."""
-        record = scratch.rows(page, 1).memory
-        np.frombuffer(record, np.uint8)[:] = 0
-        return self._store.config.kind(page), record
 
     @staticmethod
     def _done_with(payload: Any, actions: Sequence[Any]) -> Sequence[Any]:

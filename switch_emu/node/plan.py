@@ -91,8 +91,8 @@ class NodePlan:
     def in_place_bytes(self, wanted_bytes: int, *, state_in_ram_bytes: int = 0) -> int:
         """Shared memory for weights that workers read in place; 0 where there is no room.
 
-        It comes out of the memory of resident pages: up to half of it, or the rest beside both
-        sides of a state in RAM.
+        It comes out of the memory of resident pages: up to half of it, or the rest beside a state
+        in RAM.
         """
         most = min(self.resident_bytes // 2, self.resident_bytes - state_in_ram_bytes)
         return wanted_bytes if wanted_bytes <= most else 0

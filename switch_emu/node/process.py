@@ -125,7 +125,7 @@ def make_node_shell(
         transport,
         core,
         recorder,
-        NodeStorage(spec, plan),
+        NodeStorage(spec, plan, transport.reserve),
         job=spec.job,
         node=spec.node,
         plan=plan,

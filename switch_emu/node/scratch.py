@@ -33,11 +33,14 @@ def record_views(
 ) -> tuple[Arrays, np.ndarray]:
     """Views of trained pages' records, without a copy, and of their counts of updates: int64
     [P, W], see `UpdateCounts`. `kind`: of any of them."""
+    apart_bytes = 0 if rows.weights is None else kind.parts[0][1]
 
     def view(start: int, stop: int, dtype: Any) -> np.ndarray:
         size = np.dtype(dtype).itemsize
-        shape, strides = (rows.count, (stop - start) // size), (rows.stride, size)
-        return np.ndarray(shape, dtype, rows.memory, start, strides)
+        shape = (rows.count, (stop - start) // size)
+        if rows.weights is not None and start == 0:
+            return np.ndarray(shape, dtype, rows.weights, 0, (apart_bytes, size))
+        return np.ndarray(shape, dtype, rows.memory, start - apart_bytes, (rows.stride, size))
 
     def stored(name: str) -> Stored:
         return view(*kind.range(name), DTYPES[kind.dtype(name)].numpy)

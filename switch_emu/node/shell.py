@@ -108,7 +108,7 @@ class NodeShell(Loop):
         if any(chunk.form.whole for chunk in job.layout.chunks):
             kept = kept_fields(job.optimizer, job.state_fields, whole=True)
             whole = make_whole_kernel(job.optimizer, kept)
-        self._places = self._storage.make_places(self.description, self.transport.reserve)
+        self._places = self._storage.make_places(self.description)
         self._attachments = self._storage.make_attachments(store.decided)
         self._pipeline = Pipeline(
             self.core,

@@ -4,7 +4,8 @@ store         pages; opened if the directory has a state, else made by the worke
 claim         holds the directory until the store is made
 spill         gradients that do not fit in RAM
 attachments   of workers to versions
-places        weights that workers read in place, in shared memory of the transport
+places        weights that workers read in place, in shared memory of the transport; of a state in
+              RAM of one side these are its masters, if both are float32
 """
 
 from __future__ import annotations
@@ -33,8 +34,12 @@ _TWO_SIDES = "two sides of the state take"
 class NodeStorage:
     """Opens and makes the storage of a node; callers close it."""
 
-    def __init__(self, spec: NodeSpec, plan: NodePlan) -> None:
-        self._spec, self._plan = spec, plan
+    def __init__(
+        self, spec: NodeSpec, plan: NodePlan, reserve: Callable[[int], memoryview]
+    ) -> None:  # fmt: skip
+        """`reserve`: reserves shared memory."""
+        self._spec, self._plan, self._reserve = spec, plan, reserve
+        self._places: WeightsPlaces | None = None
         self._claim = None if spec.state is None else Claim(spec.state, f"job {spec.job}")
 
     @property
@@ -112,7 +117,8 @@ class NodeStorage:
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
             check_fits_in_ram(spec, self._plan, description)
-            return MemoryPageStore(config, in_place=is_in_place(description))
+            apart = self._weights_apart(description)
+            return MemoryPageStore(config, in_place=is_in_place(description), weights=apart)
         resident_bytes = bytes_for_pages(spec, self._plan, description)
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
@@ -137,22 +143,36 @@ class NodeStorage:
         spec = self._spec
         return AttachmentFiles(spec.state, synced=spec.durability == "step", decided=decided)
 
-    def make_places(
-        self, description: Description, reserve: Callable[[int], memoryview]
-    ) -> WeightsPlaces | None:
-        """Reserve places for weights that are read in place; None if copies are sent."""
+    def make_places(self, description: Description) -> WeightsPlaces | None:
+        """The places for weights that are read in place; None if copies are sent."""
         nbytes = bytes_in_place(self._spec, self._plan, description)
-        if not nbytes:
-            return None
-        return WeightsPlaces(description.layout, reserve(nbytes), _places_count(description))
+        if nbytes and self._places is None:
+            masters = {extent.index for extent in _extents_apart(self._spec, description)}
+            memory, count = self._reserve(nbytes), _places_count(description)
+            self._places = WeightsPlaces(description.layout, memory, count, masters)
+        return self._places
+
+    def _weights_apart(self, description: Description) -> dict[int, memoryview]:
+        """Where the weights of pages lie apart: in their places."""
+        places = self.make_places(description)
+        found: dict[int, memoryview] = {}
+        if places is None:
+            return found
+        for extent in _extents_apart(self._spec, description):
+            memory = places.memory(extent.index)
+            for chunk in extent.chunks:
+                found[chunk] = memory
+                memory = memory[description.layout.chunks[chunk].wire_bytes :]
+        return found
 
     def spare_bytes(self, description: Description) -> int:
         """Memory for pages that a state in place has no use for: it is for sums, beside the plan's,
         as all sums of a step wait for its end."""
-        if self._spec.state is not None or not is_in_place(description):
+        spec, plan = self._spec, self._plan
+        if spec.state is not None or not is_in_place(description):
             return 0
-        taken = bytes_in_place(self._spec, self._plan, description) + bytes_in_ram(description)
-        return max(0, self._plan.resident_bytes - taken - whole_bytes(description.layout))
+        taken = bytes_in_place(spec, plan, description) + bytes_of_records(spec, plan, description)
+        return max(0, plan.resident_bytes - taken - whole_bytes(description.layout))
 
     def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
         rate = self._spec.disk_bytes_per_s
@@ -177,7 +197,10 @@ def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> 
     """Shared memory for weights that workers read in place; 0: copies are sent."""
     if spec.optimizer_nodes > 1:
         return 0  # a unit's chunks would not be adjacent
-    in_ram_bytes = 0 if spec.state is not None else bytes_in_ram(description)
+    in_ram_bytes = 0
+    if spec.state is None:  # masters that must move out of their places take the room of sums
+        in_ram_bytes = bytes_in_ram(description) + whole_bytes(description.layout)
+        in_ram_bytes -= min(_bytes_apart(spec, description), plan.sums_bytes)
     wanted_bytes = places_bytes(description.layout, _places_count(description))
     wanted_bytes = wanted_bytes if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
@@ -198,6 +221,30 @@ def bytes_in_ram(description: Description, number: int = 0, replicas: int = 1) -
     """The pages of a state in RAM, at one node."""
     sides = 1 if is_in_place(description) else 2
     return sides * store_config(description, number, replicas).state_bytes
+
+
+def bytes_of_records(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """The same at a single node, but for masters that lie in the places of their weights."""
+    has_places = bytes_in_place(spec, plan, description) > 0
+    return bytes_in_ram(description) - has_places * _bytes_apart(spec, description)
+
+
+def _extents_apart(spec: NodeSpec, description: Description) -> list[Extent]:
+    """The extents whose masters lie in the places of their weights, if there are places."""
+    layout = description.layout
+    if spec.state is not None or not is_in_place(description):
+        return []
+    return [
+        extent
+        for extents in layout.unit_extents
+        if {layout.extents[index].wire_dtype for index in extents} == {"float32"}
+        for extent in map(layout.extents.__getitem__, extents)
+        if extent.form.master == "float32" or not extent.trainable
+    ]
+
+
+def _bytes_apart(spec: NodeSpec, description: Description) -> int:
+    return sum(extent.wire_bytes for extent in _extents_apart(spec, description))
 
 
 def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:

@@ -9,6 +9,7 @@ are updated after the verdict (`at_step`), workers have let go of step t by then
     written -> held    `get`, `fill`     in use by a payload that is sent
     held -> written                      released by the last worker
     written -> empty   `claim`           for a later step, under a later attempt, or as void
+    any     -> held    `hand_out`        its masters are the weights of this step, too
 
 Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
 that holds weights for long costs a copy and nothing else.
@@ -17,12 +18,19 @@ Workers that share the memory look for the weights of a unit before they ask (`P
 find those that are *shown*. Who looked is not noted, and need not be: a place is written for a
 later step, or once more, when gradients came of all ranks that count, or their `Commit`, which they
 sent when they had let go of what was there. A rank that was left out meanwhile finds another word.
+
+A state in RAM of one side keeps its masters here, where they are what travels: they are there once.
+If a place is held when they are updated, they are written to memory of their own, where they are
+*away* until an update finds the place free, and writes them back.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from luwu.layout import Layout, PlacesMap
 from luwu.wire.altered import checksum_of
@@ -37,8 +45,11 @@ class _Place:
     step: int = -1
     """Step that its weights are for; -1: empty."""
     attempt: int = -1
+    keeps_masters: bool = False
     holders_count: int = 0
     is_claimed: bool = False
+    is_away: bool = False
+    """Its masters lie elsewhere."""
 
 
 def places_bytes(layout: Layout, count: int = 2) -> int:
@@ -49,8 +60,12 @@ def places_bytes(layout: Layout, count: int = 2) -> int:
 class WeightsPlaces:
     """The places of one model. Thread-safe."""
 
-    def __init__(self, layout: Layout, memory: memoryview, count: int = 2) -> None:
-        """`memory`: `places_bytes(layout, count)` bytes, writable and shared with the workers."""
+    def __init__(
+        self, layout: Layout, memory: memoryview, count: int = 2, masters: Collection[int] = ()
+    ) -> None:  # fmt: skip
+        """`memory`: `places_bytes(layout, count)` bytes, writable and shared with the workers.
+        `masters`: extents that have one place, which keeps their masters."""
+        assert count == 1 or not masters, "masters cannot be in two places"
         self._lock = threading.Lock()
         self._decided = (-1, -1)
         """(step, attempt) of the newest decided weights."""
@@ -61,7 +76,11 @@ class WeightsPlaces:
         self._words[:] = memoryview(bytes(self._words.nbytes)).cast("Q")
         self._places = tuple(
             tuple(
-                _Place(memory[start : start + extent.wire_bytes], not extent.trainable)
+                _Place(
+                    memory[start : start + extent.wire_bytes],
+                    not extent.trainable,
+                    keeps_masters=extent.index in masters,
+                )
                 for extent in layout.extents
                 for start in (places.extent_start(extent.index, step),)
             )
@@ -109,6 +128,34 @@ class WeightsPlaces:
             self._show(extent, step, attempt)
             return self._handed_out(place)
 
+    def hand_out(self, extent: int, step: int, attempt: int) -> Payload | None:
+        """The masters in the place, which are the weights for this step; None while they are
+        written."""
+        with self._lock:
+            place = self._place(extent, step)
+            if place.is_claimed:
+                return None
+            place.step, place.attempt = step, attempt
+            self._show(extent, step, attempt)
+            return self._handed_out(place)
+
+    def keeps_masters(self, extent: int) -> bool:
+        """True if the masters of an extent belong here."""
+        return self._places[0][extent].keeps_masters
+
+    def has_masters(self, extent: int) -> bool:
+        """True if they are here, and not away."""
+        place = self._places[0][extent]
+        return place.keeps_masters and not place.is_away
+
+    def note_masters(self, extent: int, *, are_away: bool) -> None:
+        """Masters that belong here were written: elsewhere, or here."""
+        self._places[0][extent].is_away = are_away
+
+    def memory(self, extent: int) -> memoryview:
+        """The place of even steps."""
+        return self._places[0][extent].memory
+
     def note_decided(self, step: int, attempt: int) -> None:
         """Note that weights of this step, made under this attempt, are decided."""
         with self._lock:
@@ -144,32 +191,49 @@ class Outgoing:
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
         *, dtype: str, nbytes: int, again: bool = False, is_checked: bool = False,
+        masters_bytes: int = 0,
     ) -> None:  # fmt: skip
         """`nbytes`: size of the copy, if the place is not free; 0: no copy. `again`: of weights in
         the place that are void. `is_checked`: who receives them can find out whether they are what
-        was written."""
+        was written. `masters_bytes`: of masters that belong in the place, and are updated; 0:
+        none."""
         self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
         place = None if places is None else places.claim(extent, step, attempt, again=again)
         self.in_place = 0 if places is None or place is None else places.count
         """Places of the extent, if it is one of them."""
         self._payload: Payload | None = None
-        if place is None and nbytes:
+        self.masters: memoryview | None = None
+        """Memory for the new masters: the place, if it is free; None: where they are."""
+        self.moved_bytes = 0
+        """Memory that masters take, beside the place, more than before."""
+        if masters_bytes and places is not None:
+            is_away = not places.has_masters(extent)
+            if place is not None:
+                self.masters, place = place, None  # the weights are written with them
+                self.moved_bytes = -masters_bytes if is_away else 0
+            elif not is_away:
+                self.masters = np.empty(masters_bytes, np.uint8).data
+                self.moved_bytes = masters_bytes
+        if not self.in_place and nbytes:
             place, self._payload = buffers.take(nbytes)
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
+        """Memory for the new weights, beside the masters."""
 
     def written(self, *, show: bool = True) -> Payload | None:
         """The written weights as a payload; None without place and copy. `show`: in their place
         they may be used by now."""
-        if self.in_place:
-            assert self._places is not None
+        if self._places is not None and self.masters is not None:
+            self._places.note_masters(self._key[0], are_away=not self.in_place)
+        if self._places is not None and self.in_place:
             return self._places.fill(*self._key, show=show)
         if self._payload is not None and self._is_checked:
             self._payload.checksum = checksum_of(self._payload.view())
         return self._payload
 
     def given_up(self) -> None:
-        """Release the memory; the weights are void."""
+        """Release the memory; the weights are void, and masters stay where they are."""
+        self.moved_bytes = 0
         if self.in_place:
             assert self._places is not None
             self._places.give_up(*self._key[:2])

@@ -3,11 +3,16 @@
 For jobs without durability, and for tests. RAM is trusted: there are no checksums. In place there
 is one side, in half of the memory: a step overwrites the version that it is made of, and cannot be
 aborted after the first of its pages.
+
+In place, the first field of a page, its weights, may *lie apart*: in memory that the caller gives
+and shows to other processes. A step overwrites it there, or writes it to other memory
+(`RecordRows.weights`), where it lies from then on: what others still read stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import xxhash
 
@@ -23,12 +28,22 @@ from switch_emu.store.views import RecordMemory, RecordRows, check_rows, one_rec
 class MemoryPageStore(PageStore):
     """Two sides per page in RAM, or one; memory is allocated when first written."""
 
-    def __init__(self, config: StoreConfig, *, in_place: bool = False) -> None:
+    def __init__(
+        self, config: StoreConfig, *, in_place: bool = False,
+        weights: Mapping[int, memoryview] | None = None,
+    ) -> None:  # fmt: skip
+        """`weights`: where those of some pages lie apart: memory that begins with them, and goes on
+        with those of the pages that follow there."""
+        assert in_place or not weights, "the next version would overwrite the decided one"
         self.config = config
+        self._weights = dict(weights or {})
         self.generation = 1  # a store in RAM is opened once
         nothing = [0] * config.page_count
         self._steps = StepState(PageTable(TableShape(nothing, nothing)), in_place=in_place)
-        sizes = {page: config.kind(page).record_bytes for page in range(config.page_count)}
+        sizes = {
+            page: config.kind(page).record_bytes - self._apart_bytes(page)
+            for page in range(config.page_count)
+        }
         first = RecordMemory(sizes)
         self._sides: Sequence[RecordMemory] = (first, first if in_place else RecordMemory(sizes))
         self._closed = False
@@ -43,13 +58,13 @@ class MemoryPageStore(PageStore):
         self._check_open()
         check_rows(self.config, first, into, to_fill=True)
         for page, record in enumerate(into.records(), first):
-            record[:] = self._record(page, version)
+            self._read_range(page, self._steps.entry_to_read(page, version), 0, record)
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         self._check_open()
         start, stop = self.config.kind(page).range(field_name)
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
-        view[:] = self._record(page, version)[start:stop]
+        self._read_range(page, self._steps.entry_to_read(page, version), start, view)
 
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The side that holds this version, if it is one."""
@@ -66,22 +81,44 @@ class MemoryPageStore(PageStore):
         return self._rows(first, self._steps.sides_to_write(first, count, version, attempt))
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Copy records to the side to be written, unless they are there already."""
+        """Copy records to the side to be written, unless they are there already; weights that lie
+        apart stay where they are."""
         self._check_open()
-        check_rows(self.config, first, rows)
+        if rows.weights is None:
+            check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
         places = self._rows(first, sides)
-        if places is None or address_of(rows.memory) != address_of(places.memory):
+        is_there = places is not None and address_of(rows.memory) == address_of(places.memory)
+        if rows.weights is not None:
+            assert is_there, "weights apart come with records that are there already"
+            if address_of(rows.weights) != address_of(self._weights[first]):
+                size = self._apart_bytes(first)
+                for index in range(rows.count):
+                    self._weights[first + index] = rows.weights[index * size :]
+        elif not is_there:
             for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
-                self._sides[side].record(page)[:] = record
+                self._put(page, side, record)
         self._steps.note_written(first, [PageEntry(side, version, attempt) for side in sides])
 
     def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
-        """The records on these sides, from page `first` on, if it is one side."""
-        return self._sides[sides[0]].rows(first, len(sides)) if len(set(sides)) == 1 else None
+        """The records on these sides, from page `first` on, if it is one side, and their weights
+        are in one piece; pages that are written together stay so."""
+        count, weights = len(sides), self._weights.get(first)
+        found = self._sides[sides[0]].rows(first, count) if len(set(sides)) == 1 else None
+        last = self._weights.get(first + count - 1)
+        if found is None or weights is last is None:
+            return found
+        if weights is None or last is None:
+            return None
+        size = self._apart_bytes(first)
+        is_one = address_of(last) - address_of(weights) == (count - 1) * size
+        return replace(found, weights=weights[: count * size]) if is_one else None
 
     def digest(self, pages: range, version: int) -> bytes:
-        digests = (xxhash.xxh3_128_digest(self._record(page, version)) for page in pages)
+        digests = []
+        for page in pages:
+            parts = self._parts(page, self._steps.entry_to_read(page, version).side)
+            digests.append(xxhash.xxh3_128_digest(b"".join(parts)))
         return xxhash.xxh3_128_digest(b"".join(digests))
 
     def pin(self) -> Pin:
@@ -92,7 +129,24 @@ class MemoryPageStore(PageStore):
         )
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:
-        into[:] = self._sides[entry.side].record(page)[start : start + len(into)]
+        apart, record = self._parts(page, entry.side)
+        end, stop = len(apart), start + len(into)
+        from_apart = max(0, min(end, stop) - start)
+        into[:from_apart] = apart[start : start + from_apart]
+        into[from_apart:] = record[max(0, start - end) : max(0, stop - end)]
+
+    def _put(self, page: int, side: int, record: memoryview) -> None:
+        apart, rest = self._parts(page, side)
+        apart[:], rest[:] = record[: len(apart)], record[len(apart) :]
+
+    def _parts(self, page: int, side: int) -> tuple[memoryview, memoryview]:
+        """A record: what of it lies apart, and the rest."""
+        apart, rest = self._weights.get(page), self._sides[side].record(page)
+        return rest[:0] if apart is None else apart[: self._apart_bytes(page)], rest
+
+    def _apart_bytes(self, page: int) -> int:
+        """Bytes of a page's record that lie apart."""
+        return self.config.kind(page).parts[0][1] if page in self._weights else 0
 
     def begin_filling(self, version: int) -> None:
         self._check_open()
@@ -104,7 +158,7 @@ class MemoryPageStore(PageStore):
         rows = one_record(record)
         check_rows(self.config, page, rows)
         entry = self._steps.entry_to_fill(page)
-        self._sides[entry.side].record(page)[:] = rows.memory
+        self._put(page, entry.side, rows.memory)
         self._steps.note_filled(page, entry)
 
     def prepare(self, step: DecidedStep) -> None:
@@ -124,9 +178,7 @@ class MemoryPageStore(PageStore):
         self._steps.close_pins()
         self._closed = True
         self._sides = ()
-
-    def _record(self, page: int, version: int) -> memoryview:
-        return self._sides[self._steps.entry_to_read(page, version).side].record(page)
+        self._weights.clear()
 
     def _check_open(self) -> None:
         if self._closed:

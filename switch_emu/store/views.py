@@ -14,7 +14,10 @@ from switch_emu.store.records import Buffer
 
 @dataclass(frozen=True, slots=True)
 class RecordRows:
-    """Records of neighbouring pages, of one size and at equal distances in memory."""
+    """Records of neighbouring pages, of one size and at equal distances in memory.
+
+    Where weights lie apart, a record is what follows its first field.
+    """
 
     memory: memoryview
     """Memory from the first byte of the first record to the last byte of the last one."""
@@ -22,6 +25,8 @@ class RecordRows:
     record_bytes: int
     stride: int
     """Bytes from the start of a record to the start of the next one."""
+    weights: memoryview | None = None
+    """The first fields of all these records, one behind the other, if they lie apart."""
 
     def records(self) -> list[memoryview]:
         """The records, one by one."""
@@ -35,7 +40,8 @@ class RecordRows:
 
     def readonly(self) -> RecordRows:
         """The same, not to be written."""
-        return replace(self, memory=self.memory.toreadonly())
+        weights = None if self.weights is None else self.weights.toreadonly()
+        return replace(self, memory=self.memory.toreadonly(), weights=weights)
 
 
 def one_record(record: Buffer) -> RecordRows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,20 +13,22 @@ from torch import nn
 
 import luwu
 from luwu.wire.messages import Pull, Weights
-from tests.helpers.real_training import in_cluster, seeded
+from switch_emu.process.places import WeightsPlaces
+from tests.helpers.real_training import Trained, in_cluster, seeded
 
 STEPS = 4
 
 
 def train(
     directory: Path, make: Callable[[], nn.Module], *, has_switch: bool, update: str = "streaming",
-    world_size: int = 2,
-) -> Sequence[tuple[int, int]]:  # fmt: skip
+    world_size: int = 2, transport: str = "shm", kind: str = "AdamW", **named: Any,
+) -> Trained:  # fmt: skip
     """A few steps; of each rank, the weights that it held at most and the bytes that it pulled."""
 
     def work(rank: int) -> tuple[int, int]:
         model = luwu.fully_shard_each(seeded(make), nn.Linear)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        make_optimizer = getattr(luwu.optim, kind)
+        optimizer = make_optimizer(model.parameters(), lr=1e-3, update=update, **named)
         for step in range(STEPS):
             x = torch.full((2, 96), 0.1 * (step + rank + 1))
             model(x).square().mean().backward()
@@ -33,8 +36,13 @@ def train(
         session = luwu.session()
         return session.pulls.bytes_count.peak, session.nic.counters.pull_bytes
 
-    changes = {"transport": "shm", "has_switch": has_switch, "world_size": world_size}
-    return in_cluster(directory, work, **changes).results
+    chunk_bytes = (48 if kind == "Muon" else 16) * 1024  # a matrix has room in it
+    changes = {"transport": transport, "has_switch": has_switch, "world_size": world_size}
+    return in_cluster(directory, work, chunk_bytes=chunk_bytes, **changes)
+
+
+def two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
 
 
 @pytest.mark.parametrize("update", ["streaming", "at_step"])
@@ -44,11 +52,9 @@ def test_weights_are_used_where_they_lie(has_switch: bool, update: str, tmp_path
     freed between forward and backward; `at_step` it lets go of them before the node overwrites
     them."""
 
-    def make() -> nn.Module:
-        return nn.Sequential(nn.Linear(96, 96), nn.Linear(96, 8))
-
-    parameters = sum(parameter.numel() for parameter in make().parameters())
-    for held_bytes, pulled_bytes in train(tmp_path, make, has_switch=has_switch, update=update):
+    parameters = sum(parameter.numel() for parameter in two_layers().parameters())
+    trained = train(tmp_path, two_layers, has_switch=has_switch, update=update)
+    for held_bytes, pulled_bytes in trained.results:
         assert held_bytes == 0
         padding = 1.1
         assert STEPS * 4 * parameters <= pulled_bytes <= padding * (STEPS + 1) * 4 * parameters
@@ -136,6 +142,48 @@ def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_pa
 
     found = in_cluster(tmp_path, work, transport="shm", has_switch=True, world_size=2).results
     assert list(found) == [([2], True), ([2], True)]
+
+
+def partly_frozen() -> nn.Module:
+    model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(3)))
+    model[1].requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("has_switch", "named"),
+    [
+        (True, {"max_grad_norm": 0.01, "stats_every": 1}),
+        (False, {"average": luwu.ema(0.9)}),
+        (False, {"state_dtype": "int8"}),
+        (False, {"state_dtype": "bfloat16", "master_dtype": "bfloat16"}),
+        (False, {"kind": "Muon"}),
+        (False, {"kind": "SGD"}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_places_that_are_held_change_no_bit(
+    has_switch: bool, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """I3. Goal: masters move out of places that are held, and back, and the weights are those of a
+    job whose weights are sent. Method: a third of all places is held, drawn at random."""
+    named = {"has_switch": has_switch, "update": "at_step", **named}
+    claim, note_masters, random = WeightsPlaces.claim, WeightsPlaces.note_masters, Random(5)
+    were_away = set()
+
+    def refused_at_times(*given: Any, **named: Any) -> memoryview | None:
+        return None if random.random() < 1 / 3 else claim(*given, **named)
+
+    def noted(*given: Any, are_away: bool) -> None:
+        were_away.add(are_away)
+        note_masters(*given, are_away=are_away)
+
+    expected = train(tmp_path / "sent", partly_frozen, transport="tcp", **named)
+    monkeypatch.setattr(WeightsPlaces, "claim", refused_at_times)
+    monkeypatch.setattr(WeightsPlaces, "note_masters", noted)
+    found = train(tmp_path / "held", partly_frozen, **named)
+    assert found.digest == expected.digest
+    assert were_away == (set() if "master_dtype" in named else {True, False})
 
 
 class Clamped(nn.Linear):

@@ -142,25 +142,29 @@ def test_wire_is_rounded_to_nearest_even(dtype: str, version: str, cache: Path) 
 
 
 @every_seed
-@pytest.mark.parametrize("optimizer", [ADAMW, MOMENTUM, PLAIN, LION, NONE])
+@pytest.mark.parametrize("optimizer", [ADAMW, MOMENTUM, PLAIN, LION, NONE, AVERAGED[0]])
 @pytest.mark.parametrize("gaps", [(0, 0), (16, 48), (5, 16)])
 def test_pages_that_lie_apart_are_updated_as_one_long_page(
     seed: int, optimizer: tuple[str, tuple[str, ...]], gaps: tuple[int, int], version: str,
     cache: Path,
 ) -> None:  # fmt: skip
     """Goal: P pages in one call give the bits of one page of P * C elements: weights, state, wire,
-    squares, pieces; runs cross their borders, and what lies between pages is untouched."""
+    squares, pieces; runs cross their borders, and what lies between pages is untouched. Weights lie
+    apart from the state; all of it is updated in place, or none, or the state alone."""
     rng = np.random.default_rng(seed)
     kernel, (count, elems) = kernel_of(version, optimizer, cache), (3, 8192)
     job = Job.draw(rng, optimizer, count * elems)
     borders = [(0, 64), (8192 - 64, 8192), (8192, 8200), (12288, 16384), (20480, 20544)]
-    for in_place in (True, False):
+    for in_place in ("all", "none", "state"):
         long_pieces, pieces = Pieces.of(borders), Pieces.of(borders)
-        expected, long_squares, wire = job.by_kernel(kernel, in_place, pieces=long_pieces)
-        gap_in, gap_out = (gaps[0], gaps[0]) if in_place else gaps
-        read = [_apart(array, count, gap_in) for array in (job.weights, *job.state)]
+        is_in_place = in_place == "all"
+        expected, long_squares, wire = job.by_kernel(kernel, is_in_place, pieces=long_pieces)
+        state = [_apart(each, count, gaps[0]) for each in job.state]
+        read = [_apart(job.weights, count, 0), *state]
         empty = np.full(count * elems, 77, np.float32)
-        written = read if in_place else [_apart(empty, count, gap_out) for _ in read]
+        written = [_apart(empty, count, gaps[1]) for _ in read]
+        if in_place != "none":
+            written[in_place == "state" :] = read[in_place == "state" :]
         octets = np.zeros(wire.size, np.uint8)
         squares = kernel.update(UpdateCall(
             contributions=job.contributions, old=Arrays(read[0], tuple(read[1:])),
@@ -192,6 +196,7 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
     weights, m, v = (np.ones(128, np.float32) for _ in range(3))
     pages, good = Arrays(weights, (m, v)), payload(weights, "float32")
     whole = [Run(start=0, stop=128, hyper=adamw())]
+    rows, room = (m.reshape(1, 128), v.reshape(1, 128)), np.ones((2, 128), np.float32)
 
     def update(**given: Any) -> None:
         arguments: dict[str, Any] = {
@@ -208,8 +213,8 @@ def test_what_does_not_fit_is_refused(version: str, cache: Path) -> None:
         ("float32 \\[128\\]", {"old": Arrays(weights, (m[:64], v))}),
         ("float32 \\[128\\]", {"new": Arrays(weights, (m, v.astype(np.float64)))}),
         ("begin with a block", {"old": Arrays(weights.reshape(2, 64), (m, v))}),
-        ("lie like the others", {"old": Arrays(weights, (np.ones((1, 128), np.float32), v))}),
-        ("for all arrays", {"new": Arrays(weights.copy(), (m, v))}),
+        ("float32 \\[128\\]", {"old": Arrays(weights, (np.ones((1, 128), np.float32), v))}),
+        ("to lie elsewhere", {"old": Arrays(room[::2], rows), "new": Arrays(room[:1], rows)}),
         ("cover 64", {"runs": [Run(start=0, stop=64, hyper=adamw())]}),
         ("does not follow", {"runs": [Run(start=64, stop=128, hyper=adamw())]}),
         ("does not follow", {"runs": [Run(start=0, stop=100, hyper=adamw())]}),

@@ -31,7 +31,7 @@ class Answers:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def updated(self, update: Any, squares: Any, weights: Any, *, in_place: bool) -> list[Any]:
+    def updated(self, update: Any, squares: Any, weights: Any, **told: Any) -> list[Any]:
         self.calls.append("updated")
         return []
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from luwu.base.errors import StateError
-from switch_emu.store import DecidedStep, MemoryPageStore, VersionMissing
+from switch_emu.store import DecidedStep, MemoryPageStore, Pin, VersionMissing
 from tests.suites.store_suite import contents, read, record, small_config, take_step, write_pages
 
 
@@ -52,3 +56,81 @@ def test_in_place_nothing_is_taken_back() -> None:
     store.prepare(DecidedStep(version=1, attempt=1))
     store.decide(1, 1)
     assert read(store, 3, 1) == record(store, 3, 1, 1)
+
+
+APART: dict[str, Any] = {
+    "page_kinds": (2, 2, 2, 3, 0, 0, 3), "page_elems": (1024, 1024, 1024, 64, 4096, 4096, 64),
+}  # fmt: skip
+"""Changes of the configuration. Weights of pages 0 to 2 lie in one memory, those of 3 and 4 too."""
+
+
+def apart_store() -> tuple[MemoryPageStore, Sequence[memoryview]]:
+    """A store in place, and the memory of its weights."""
+    three, two = memoryview(bytearray(3 * 4096)), memoryview(bytearray(256 + 4 * 4096))
+    weights = {page: three[page * 4096 :] for page in range(3)} | {3: two, 4: two[256:]}
+    return MemoryPageStore(small_config(**APART), in_place=True, weights=weights), (three, two)
+
+
+def fields(source: MemoryPageStore | Pin, store: MemoryPageStore, *version: int) -> Iterator[bytes]:
+    """All fields of all pages."""
+    for page in range(store.config.page_count):
+        for field in store.config.kind(page).fields:
+            found = memoryview(bytearray(field.field_bytes))
+            source.read_field(page, *version, field.name, found)
+            yield bytes(found)
+
+
+def test_weights_may_lie_apart() -> None:
+    """P3, P6, P8. Goal: a store whose weights lie in memory that it was given has the content of
+    one that has them in its records: whole, by field, pinned, as a digest, filled; and shows the
+    weights there, and no room for them elsewhere."""
+    (store, (three, two)), plain = (
+        apart_store(),
+        MemoryPageStore(small_config(**APART), in_place=True),
+    )
+    for each in (store, plain):
+        take_step(each, 0)
+    first, pages = contents(plain, 0), range(7)
+    assert contents(store, 0) == first
+    assert b"".join(record[:4096] for record in first[:3]) == bytes(three)
+    assert first[3] + first[4][: 4 * 4096] == bytes(two)
+    assert list(fields(store, store, 0)) == list(fields(plain, plain, 0))
+    assert store.digest(pages, 0) == plain.digest(pages, 0)
+    rows = store.rows_in_ram(0, 3, 0)
+    assert rows is not None
+    assert rows.weights == three
+    assert rows.record_bytes == len(first[0]) - 4096
+    assert store.rows_in_ram(4, 2, 0) is None, "of these the weights of one alone lie apart"
+    pins = [each.pin() for each in (store, plain)]
+    for each in (store, plain):
+        take_step(each, 1, pages=[0, 1, 3, 4, 5])
+    assert contents(store, 1) == contents(plain, 1)
+    assert list(fields(pins[0], store)) == list(fields(pins[1], plain))
+    store.begin_filling(5)
+    for page in pages:
+        store.fill(page, first[page])
+    assert contents(store, 5) == first
+
+
+def test_weights_move_to_memory_that_is_free() -> None:
+    """P8. Goal: a step writes weights elsewhere, if it is told so: what was there stays, for those
+    who read it; and a later step writes them back."""
+    store, (three, _) = apart_store()
+    take_step(store, 0)
+    seen, elsewhere = bytes(three), memoryview(bytearray(2 * 4096))
+    for version, memory in ((1, elsewhere), (2, three[:8192])):
+        rows = store.rows_to_fill(0, 2, version, 0)
+        assert rows is not None
+        rows = replace(rows, weights=memory)
+        wanted = [record(store, page, version) for page in range(2)]
+        memory[:] = b"".join(each[:4096] for each in wanted)
+        rows.memory[:] = b"".join(each[4096:] for each in wanted)
+        store.write_rows(0, version, 0, rows)
+        store.prepare(DecidedStep(version=version, attempt=0))
+        store.decide(version, 0)
+        assert contents(store, version)[:2] == wanted
+        assert (bytes(three) == seen) == (version == 1)
+        found = store.rows_in_ram(0, 2, version)
+        assert found is not None
+        assert found.weights == memory
+        assert (store.rows_in_ram(0, 3, version) is None) == (version == 1)

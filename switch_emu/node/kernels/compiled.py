@@ -52,7 +52,9 @@ class _Field(ctypes.Structure):
     """`field_t` of the source."""
 
     _fields_ = _members(
-        (Pointer, "read written scales scales_out"), (ctypes.c_int32, "form tensor is_unsigned")
+        (Pointer, "read written scales scales_out"),
+        (ctypes.c_int32, "form tensor is_unsigned"),
+        (ctypes.c_int64, "stride stride_out"),
     )
 
 
@@ -60,11 +62,11 @@ class _Update(ctypes.Structure):
     """`update_t` of the source."""
 
     _fields_ = _members(
-        (ctypes.c_int64, "elems page_elems stride stride_out"),
+        (ctypes.c_int64, "elems page_elems"),
         (ctypes.c_int32, "optimizer contributions_count"),
         (Pointer, "contributions dtypes"),
-        (_Field, "weights state0 state1"),
-        (Pointer, "average average_out runs squares wire"),
+        (_Field, "weights state0 state1 average"),
+        (Pointer, "runs squares wire"),
         (ctypes.c_int32, "wire_dtype"),
         (ctypes.c_float, "divisor scale"),
         (ctypes.c_int32, "in_place"),
@@ -117,12 +119,9 @@ class CompiledKernel(UpdateKernel):
                         place.average, place.average_from_weights = lerp_weight(rate)
         count = -(-weights.size // NORM_BLOCK_ELEMS) if measure else 0
         squares = np.empty(count, np.float64)
-        averages = (call.old.state[-1], call.new.state[-1]) if self._averages else ()
         native = _Update(
-            weights.size, weights.shape[-1], weights.strides[0], call.new.weights.strides[0],
-            self._compiled.number, len(call.contributions),
+            weights.size, weights.shape[-1], self._compiled.number, len(call.contributions),
             ctypes.addressof(pointers), ctypes.addressof(dtypes), *self._fields(call),
-            *([average.ctypes.data for average in averages] or (None, None)),
             ctypes.addressof(said),
             squares.ctypes.data if measure else None,
             None if wire is None else address_of(wire[0]),
@@ -136,19 +135,20 @@ class CompiledKernel(UpdateKernel):
         return tuple(squares.tolist())
 
     def _fields(self, call: UpdateCall) -> list[_Field]:
-        """Weights and two arrays of state, which may be missing."""
-        count = len(call.old.all) - self._averages
-        rows = zip(call.old.pairs[:count], call.new.pairs, strict=False)
+        """Weights, two arrays of state, and the average, which may be missing."""
+        rows = zip(call.old.pairs, call.new.pairs, strict=True)
         fields = [
             _Field(
                 read.ctypes.data, written.ctypes.data,
                 None if scale is None else scale.ctypes.data,
                 None if scale_out is None else scale_out.ctypes.data,
                 STORED_CODES[read.dtype], tensor, self._is_unsigned[tensor],
+                read.strides[0], written.strides[0],
             )
             for tensor, ((read, scale), (written, scale_out)) in enumerate(rows)
         ]  # fmt: skip
-        return fields + [_Field()] * (3 - count)
+        average = [fields.pop()] if self._averages else [_Field()]
+        return fields + [_Field()] * (3 - len(fields)) + average
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:
         """See UpdateKernel. An update in place by no optimizer, with nothing measured."""

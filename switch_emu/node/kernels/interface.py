@@ -87,7 +87,7 @@ class Arrays(NamedTuple):
     """Weights and state of some pages, as they are stored.
 
     Shapes: [P, C] each, or [C] for one page, float32 or another type of `narrow.Stored`; an average
-    is float32. A page's elements have no gap between them; pages may lie apart, in all alike.
+    is float32. A page's elements have no gap between them; pages may lie apart, by array.
     """
 
     weights: Stored
@@ -119,7 +119,7 @@ class UpdateCall:
     contributions: Contributions
     old: Arrays
     new: Arrays
-    """In place if these are the old ones; else they are disjoint from them, never partly."""
+    """Each array is the old one, or disjoint from it."""
     runs: Sequence[Run]
     divisor: float
     scale: float
@@ -196,7 +196,7 @@ def check_fold(contributions: Contributions, before: F32Array | None, out: F32Ar
 
 
 def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
-    """True if it is done in place. Raises ValueError as `UpdateKernel.update` says."""
+    """True if all is done in place. Raises ValueError as `UpdateKernel.update` says."""
     elems, shape = call.old.weights.size, call.old.weights.shape
     read, written = call.old.all, call.new.all
     check_contributions(call.contributions, elems)
@@ -204,13 +204,12 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
         raise ValueError(f"{len(read)} and {len(written)} arrays; state: {kernel.state_fields}")
     for arrays in (call.old, call.new):
         for array, like in zip(arrays.all, read, strict=True):
-            _check_pages(array, like.dtype, shape, arrays.weights)
+            _check_pages(array, like.dtype, shape)
         _check_scales(arrays)
-    same = [
-        left.ctypes.data == right.ctypes.data for left, right in zip(read, written, strict=True)
-    ]
-    if any(same) and not (all(same) and read[0].strides == written[0].strides):
-        raise ValueError("an update is in place for all arrays or for none")
+    pairs = list(zip(read, written, strict=True))
+    same = [pair for pair in pairs if pair[0].ctypes.data == pair[1].ctypes.data]
+    if any(one.strides != other.strides for one, other in same):
+        raise ValueError("an array is updated in place, and its pages are to lie elsewhere")
     if call.old.is_narrow and any(run.hyper is not None and run.draw is None for run in call.runs):
         raise ValueError("a run of what is stored in fewer bits has no draw")
     at = 0
@@ -222,7 +221,7 @@ def check_update(kernel: UpdateKernel, call: UpdateCall) -> bool:
         raise ValueError(f"runs cover {at} of {elems} elements")
     if call.wire is not None:
         _check_payload("the wire", *call.wire, elems)
-    return all(same)
+    return len(same) == len(pairs)
 
 
 def check_cast(weights: F32Array, dtype: str, into: memoryview) -> None:
@@ -233,21 +232,17 @@ def check_cast(weights: F32Array, dtype: str, into: memoryview) -> None:
     _check_payload("the wire", into, dtype, weights.size)
 
 
-def _check_pages(
-    array: Stored, dtype: np.dtype[np.generic], shape: tuple[int, ...], beside: Stored
-) -> None:  # fmt: skip
+def _check_pages(array: Stored, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> None:
     size = array.itemsize
     is_like = array.dtype == dtype and array.dtype in STORED_CODES and array.shape == shape
     is_one = len(shape) == 1 and array.strides == (size,)
     are_apart = (
-        len(shape) == 2
-        and array.strides[1:] == (size,)
-        and array.strides[0] == beside.strides[0] >= size * shape[-1]
+        len(shape) == 2 and array.strides[1:] == (size,) and array.strides[0] >= size * shape[-1]
     )
     if not is_like or not (is_one or are_apart) or (are_apart and array.strides[0] % 4):
         raise ValueError(
-            f"{array.dtype} {array.shape}, strides {array.strides}, are not {dtype} {list(shape)} "
-            f"in pages that lie like the others, {beside.strides} apart"
+            f"{array.dtype} {array.shape}, strides {array.strides}, are not pages of {dtype} "
+            f"{list(shape)} one behind the other"
         )
     if are_apart and shape[0] > 1 and shape[1] % NORM_BLOCK_ELEMS:
         raise ValueError(f"{shape[0]} pages of {shape[1]} elements do not all begin with a block")
