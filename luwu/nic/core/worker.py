@@ -273,7 +273,7 @@ class NicCore:
             skip = m.skip(self.out.attempt, self.out.generation)
             if skip is not None:
                 self._verdict(skip)
-            if m.attempt > self.out.attempt:
+            if self.membership.is_newer(m):
                 self._restart(m, welcomed.value)
             else:
                 self.uplink.hurry(self.out.now_ns)
