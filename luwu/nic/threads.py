@@ -140,8 +140,6 @@ class Mailbox:
                 self.raise_if_aborted()
                 if era is not None and era < self.era:
                     raise StepAborted(self._aborted_step, f"{what} was lost with its attempt")
-                if self._error is not None:
-                    raise self._error
                 waited_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
                 if waited_s > limit_s:
                     raise DeadlineError(self._deadline_text(what, waited_s))

@@ -116,8 +116,8 @@ class Oracles:
     def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
         """It was told that a step is decided."""
         decided = self._first_disk.version
+        self.told = max(self.told, told.step)
         if self._is_of_before(told.step + 1):
-            self.told = max(self.told, told.step)
             return
         assert told.step < (decided or 0), (
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
@@ -129,7 +129,6 @@ class Oracles:
         assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
         )
-        self.told = max(self.told, told.step)
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
         """It computes with these weights, which it was told it may."""

@@ -24,13 +24,12 @@ CANCEL_CHARS_MAX = 900
 
 
 class Welcomed(Enum):
-    """The meaning of a `Welcome` for a worker; for a new attempt, with the reason."""
+    """The meaning of a `Welcome` for a worker."""
 
     NOTHING = "it is not meant for this start of the worker"
     ADMITTED = "the worker is a member for the first time"
-    RECONNECTED = "the attempt goes on, only the connection was lost"
-    PEER_RESTARTED = "a peer was started again"
-    COUNTS_AGAIN = "this rank counts again"
+    AGAIN = "it is one already"
+    COUNTS_AGAIN = "it was left out, and is one again"
 
 
 class Membership:
@@ -111,7 +110,7 @@ class Membership:
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
         if self.has_joined:
-            return Welcomed.PEER_RESTARTED if self.is_newer(m) else Welcomed.RECONNECTED
+            return Welcomed.AGAIN
         if self.is_left_out and self.is_newer(m):
             self.has_joined, self.is_left_out = True, False
             return Welcomed.COUNTS_AGAIN
