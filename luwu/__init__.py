@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from luwu import optim
-    from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError, StepsLost
+    from luwu.base.errors import ConfigError, LuwuError, StepAborted, StepOrderError
     from luwu.launch.local_cluster import init_local
     from luwu.optim.app_state import AppState
     from luwu.optim.averages import ema, swa
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in (
-        ("luwu.base.errors", "ConfigError LuwuError StepAborted StepOrderError StepsLost"),
+        ("luwu.base.errors", "ConfigError LuwuError StepAborted StepOrderError"),
         ("luwu.launch.local_cluster", "init_local"),
         ("luwu.optim.app_state", "AppState"),
         ("luwu.optim.averages", "ema swa"),
@@ -112,7 +112,6 @@ __all__ = [
     "LuwuModule",
     "StepAborted",
     "StepOrderError",
-    "StepsLost",
     "attach",
     "clip_grad_norm_",
     "device",

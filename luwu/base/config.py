@@ -217,8 +217,6 @@ class RunConfig:
     fill_rate: float = _key(64e6, parse_rate, "RATE", ALL, LOSSES,
         "with replicas: rate at which the pages of a lost optimizer node are copied to its "
         "successor while training continues: 1GB/s", roles=SWITCH)
-    on_lost_steps: str = _choice("stop", ("stop", "redo"), ALL, LOSSES,
-        "when a node has lost decided steps: end the run, or recompute them", roles=NODE)
     connect_timeout: float = _key(60.0, seconds, "TIME", ALL, LOSSES,
         "how long to wait for a process or a connection file")
     grace: float = _key(600.0, seconds, "TIME", ALL, LOSSES,

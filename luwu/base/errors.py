@@ -12,7 +12,6 @@
       OlderStateError     the state lacks steps that were announced as decided
     RemoteProtocolError   a peer broke the protocol: refuse the peer, our state is untouched
     StepAborted           a step was lost before it was decided: go back and replay it
-      StepsLost           decided steps are lost, and the operator lets the job make them again
     StepOrderError        the script asked for what the chosen order of work cannot honour
     Interrupted           a signal asked us to stop                            exit code 130
     DeadlineError         a wait came to its end; says what it waited for
@@ -297,37 +296,6 @@ class StepAborted(LuwuError):
         self.step = step
         """The first undecided step: where the training loop must go on."""
         self.reason = reason
-
-
-class StepsLost(StepAborted):
-    """Decided steps were lost with the node's disk, and the job computes them again.
-
-    Raised only where the run was started with `--on-lost-steps redo`; otherwise the run ends with
-    E508. It is a `StepAborted`, so a loop that handles that one goes on at the right step. Handle
-    it separately where something outside of the job followed the lost steps, such as a log.
-
-    Attributes:
-        step: Number of the first lost step, from 0: the step to compute next.
-        reason: Which steps were lost, as text.
-        code: `"E107"`.
-        exit_code: 1.
-
-    Examples:
-        >>> history = [2.9, 2.1, 1.8, 1.6]  # the loss of each step, kept by the script
-        >>> try:
-        ...     raise luwu.StepsLost(2, "the node came back with 2 steps, after 4 were announced")
-        ... except luwu.StepsLost as error:
-        ...     history = history[: error.step]
-        >>> history
-        [2.9, 2.1]
-    """
-
-    __module__ = "luwu"
-    code = "E107"
-
-    def __init__(self, step: int, reason: str) -> None:
-        super().__init__(step, reason)
-        self.args = (f"{reason}; they are made again. Go back to step {step}.",)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

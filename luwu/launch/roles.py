@@ -261,7 +261,6 @@ def node_spec(
         limits=NodeLimits(
             workers_min=config.workers_min if drops_workers(config) else None,
             workers_max=config.workers_max,
-            on_lost_steps=config.on_lost_steps,
         ),
         own_switch=SwitchLimits(drop_after_ns=drop_after_ns(config)),
         disk_bytes_per_s=dilated_disk_rate(config),

@@ -231,7 +231,6 @@ def serve(
     for line in sizes.lines:
         say(line)
     make_aggregator(config.aggregate, config.workers)  # rejected before anything is started
-    check_lost_steps(config)
     transport = chosen_transport(config)
     tree = tree_of(config)
     endpoints = _Endpoints(config, transport, tree, supervisor)
@@ -400,16 +399,6 @@ def own_slots(config: RunConfig) -> int:
     return planned_slots(
         config.fidelity, config.slots, has_switch=not config.no_switch, in_arenas=in_arenas
     )
-
-
-def check_lost_steps(config: RunConfig) -> None:
-    """Raises ConfigError if steps are to be made again that the durability keeps."""
-    if config.on_lost_steps == "redo" and config.durability == "step":
-        raise ConfigError(
-            "on_lost_steps: redo asked for, but --durability step loses no decided step, unless "
-            "the state is an older copy or the disk is broken; leave it out, or give --durability "
-            "process"
-        )
 
 
 def check_fidelity(config: RunConfig) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from luwu.base.clock import SYSTEM_CLOCK
@@ -29,7 +29,6 @@ from luwu.base.errors import (
     LuwuError,
     OlderStateError,
     StepAborted,
-    StepsLost,
 )
 from luwu.base.events import Recorder
 from luwu.nic.core import actions as nic
@@ -141,8 +140,6 @@ class Mailbox:
                 self.raise_if_aborted()
                 if era is not None and era < self.era:
                     raise StepAborted(self._aborted_step, f"{what} was lost with its attempt")
-                if self._error is not None:
-                    raise self._error
                 waited_s = (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
                 if waited_s > limit_s:
                     raise DeadlineError(self._deadline_text(what, waited_s))
@@ -169,7 +166,7 @@ class Mailbox:
             assert self._abort is not None, "this thread alone takes it"
             abort, self._abort = self._abort, None
             self.known_era = self.era
-        raise (StepsLost if abort.is_older else StepAborted)(abort.step, abort.text)
+        raise StepAborted(abort.step, abort.text)
 
     def _raise_if_over(self) -> None:
         """Raise ConnectionFailed if this rank was left out and its switch is gone."""
@@ -205,12 +202,10 @@ class Mailbox:
                     decided = self._steps.pop(step, None)
                     if decided is not None:
                         decided.outcome, decided.is_decided = (applied, norms), True
-                case nic.Aborted(step, _, loaded, counts, is_older):
+                case nic.Aborted(step, _, loaded, counts):
                     self.era += 1
                     self._counts = counts
-                    if self._abort is not None:  # not raised yet: its loss must not go unnoticed
-                        is_older |= self._abort.is_older
-                    self._abort, self._aborted_step = replace(action, is_older=is_older), step
+                    self._abort, self._aborted_step = action, step
                     self.joined = nic.Joined(step, loaded)
                     # Those before were decided; the core asks the parent for their outcomes.
                     self._steps = {n: each for n, each in self._steps.items() if n < step}

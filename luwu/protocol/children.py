@@ -239,7 +239,7 @@ class Members:
             )
 
 
-def lost_steps_text(found: int, known: int) -> str:
+def refusal_text(found: int, known: int) -> str:
     """Text about steps that were announced as decided, and that the state of a node lacks.
 
     `found`: decided steps in the state; `known`: steps announced as decided. The node notices by
@@ -247,29 +247,20 @@ def lost_steps_text(found: int, known: int) -> str:
     own.
     """
     if known <= found:
-        return (
-            f"the state of the optimizer node has {found} decided steps, as announced, but is an "
-            "older copy: its workers know of later events that it does not contain"
+        text = (
+            f"has {found} decided steps, as announced, but is an older copy: its workers know of "
+            "later events that it does not contain"
         )
-    ends = f"ends with step {found - 1}" if found else "has no decided step"
+    else:
+        ends = f"ends with step {found - 1}" if found else "has no decided step"
+        lost = f"step {found} is" if known == found + 1 else f"steps {found} to {known - 1} are"
+        text = f"{ends}, but step {known - 1} was announced as decided: {lost} lost"
     return (
-        f"the state of the optimizer node {ends}, but step {known - 1} was announced as decided: "
-        f"{_steps_text(found, known)} lost"
+        f"the state of the optimizer node {text}. It is an older copy of the state, or its disk "
+        "lost data that it had confirmed. Put the newest state in the directory of --state and "
+        f"continue with --resume; or, to recompute the steps from {found} on, start the job again "
+        "on this state with --resume"
     )
-
-
-def refusal_text(found: int, known: int) -> str:
-    """The same, and what to do about it."""
-    return (
-        f"{lost_steps_text(found, known)}. It is an older copy of the state, or its disk lost data "
-        "that it had confirmed. Put the newest state in the directory of --state and continue with "
-        f"--resume; or, to recompute the steps from {found} on, start the job again on this state "
-        "with --resume. Unless --durability is step, --on-lost-steps redo does that automatically"
-    )
-
-
-def _steps_text(found: int, known: int) -> str:
-    return f"step {found} is" if known == found + 1 else f"steps {found} to {known - 1} are"
 
 
 @dataclass(slots=True)
@@ -288,8 +279,6 @@ class Outcomes:
     def undo(self, step: int) -> None:
         """A new attempt goes on with this step: how it came out before does not count."""
         self.verdict = None
-        if self.decided is not None and self.decided.step >= step:  # it is lost, and made again
-            self.decided = None
         if self.skip is not None and self.skip.step >= step:
             self.skip, self.skipped_attempt = None, -1
 
@@ -315,8 +304,6 @@ class Children:
         self.outcomes = Outcomes()
         self.loaded = False
         """The state has weights."""
-        self.redoes = False
-        """The operator lets the job make steps again that were decided and are lost."""
 
     def send_all(self, message: wire.Message, payload: Payload | bytes | None = None) -> None:
         """Send to all children that count and are connected."""
@@ -331,14 +318,13 @@ class Children:
             began_with_skip=skip is not None,
             skipped_step=0 if skip is None else skip.step,
             norms=(0.0,) if skip is None else skip.norms,
-            redoes=self.redoes,
         )  # fmt: skip
 
     def abort(self, text: str) -> wire.Abort:
         """The message that aborts all attempts before the current one."""
         return self._outbox.stamped(
             wire.Abort, loaded=self.loaded, contributors=self.members.active,
-            text=text[:TEXT_CHARS_MAX], redoes=self.redoes,
+            text=text[:TEXT_CHARS_MAX],
         )  # fmt: skip
 
     def refuse(self, peer: str, error: RefusedError) -> None:

@@ -281,7 +281,8 @@ class Hello(Message):
 
 @message(17)
 class Welcome(Message):
-    """You are a member; `step` is the next to be computed, `attempt` the one that counts."""
+    """You are a member; `step` is the next to be computed, `attempt` the one that counts. A member
+    refuses a `step` before the first undecided one that it knows."""
 
     contributors: int
     """Bitmap of the ranks that count in this attempt."""
@@ -295,9 +296,6 @@ class Welcome(Message):
     skipped_step: int = 0
     norms: tuple[float, ...] = (0.0,)
     """Those of the skipped step. Both are 0 where no step was skipped."""
-    redoes: bool = False
-    """The operator lets the job make steps again that were announced as decided and are lost. Else
-    a member refuses a `step` before the first undecided one that it knows."""
 
     def skip(self, attempt: int, generation: int) -> Verdict | None:
         """The verdict that a member missed which is at an attempt of a generation: how the
@@ -386,8 +384,6 @@ class Abort(Message):
     loaded: bool
     """As in `Welcome`."""
     text: str
-    redoes: bool = False
-    """As in `Welcome`."""
 
 
 @message(26)
@@ -472,8 +468,6 @@ class Standing(Message):
     """True if its next version can be decided, after a crash too."""
     prepared_attempt: int
     """The attempt under which that version was prepared."""
-    redoes: bool
-    """As in `Welcome`."""
 
 
 @message(36)

@@ -13,7 +13,6 @@ from luwu.base.errors import (
     DeadlineError,
     OlderStateError,
     StepAborted,
-    StepsLost,
 )
 from luwu.base.events import Recorder
 from luwu.nic.core.actions import Aborted, Joined, Judged, Left, Refused, StepDecided
@@ -61,14 +60,6 @@ def test_an_abort_is_raised_once(mailbox: Mailbox) -> None:
         lost.verdict()
     mailbox.post(StepDecided(3, applied=True, norms=(1.0,)))
     assert decided.decision() == (True, (1.0,))
-
-
-def test_lost_steps_are_not_hidden_by_a_later_abort(mailbox: Mailbox) -> None:
-    """Goal: of two aborts that were not raised yet, the newer one is, with the older one's loss."""
-    mailbox.post(Aborted(2, "older", loaded=True, is_older=True))
-    mailbox.post(Aborted(3, "newer", loaded=True))
-    with pytest.raises(StepsLost, match="newer"):
-        mailbox.raise_if_aborted()
 
 
 def test_the_first_error_counts(mailbox: Mailbox) -> None:

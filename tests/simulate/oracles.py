@@ -98,7 +98,6 @@ class Oracles:
         self._chosen_from: dict[tuple[int, int], tuple[tuple[int | None, ...], ...]] = {}
         self.told = -1
         """The last step that any worker was told is decided."""
-        self._redoes = job.node_limits.on_lost_steps == "redo"
         self._went_back = False
         """An older copy of the state was put in its place."""
         self._attempts_before: dict[int, int] = {}
@@ -117,8 +116,8 @@ class Oracles:
     def step_decided(self, worker: Worker, told: nic.StepDecided) -> None:
         """It was told that a step is decided."""
         decided = self._first_disk.version
+        self.told = max(self.told, told.step)
         if self._is_of_before(told.step + 1):
-            self.told = max(self.told, -1 if self._redoes else told.step)
             return
         assert told.step < (decided or 0), (
             f"O1: {worker.name} was told that step {told.step} is decided, the state is at version "
@@ -130,7 +129,6 @@ class Oracles:
         assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
         )
-        self.told = max(self.told, told.step)
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:
         """It computes with these weights, which it was told it may."""
@@ -164,7 +162,7 @@ class Oracles:
         is_first = not any(
             version in other.decided_attempt for other in self._disks if other is not disk
         )
-        if is_first and self._announced is not None and not self._redoes:
+        if is_first and self._announced is not None:
             known = self._known_steps()
             is_same = self._attempts_before.get(version) == attempt  # it was prepared by then
             assert version > known or is_same, (
@@ -243,8 +241,6 @@ class Oracles:
         now = self._disks[0].version or 0
         if (version or 0) < now:
             self._announced = max(now, self._announced or 0)
-        if self._redoes:
-            self.told = min(self.told, (version or 0) - 1)
         for known in (self._made, self._chosen_from):
             for key in [key for key in known if key[0] > (version or 0)]:
                 del known[key]

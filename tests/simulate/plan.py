@@ -94,8 +94,6 @@ class Options:
     """As long as so many are left."""
     grows: bool = False
     """It begins without ranks that are not there yet."""
-    redoes: bool = False
-    """The operator lets the job make decided steps again that are lost."""
     extent_chunks: int = 1
     """Chunks that travel together at most."""
     in_place: bool = False
@@ -136,7 +134,6 @@ class Options:
                 SMALL_NODE, sum_bytes_max=self.sum_bytes_max,
                 workers_min=self.workers_min if self.drops else None,
                 workers_max=self.world_size if self.grows else None,
-                on_lost_steps="redo" if self.redoes else "stop",
             ),
             slot_count=self.slot_count, aggregate=self.aggregate,
             switches=tree, own_switch=self.own_switch,
@@ -180,7 +177,6 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
     faults = make_faults(Random(derive(seed, "faults")), options)
     random = Random(derive(seed, "going back"))  # of its own: other histories stay what they were
     if random.random() < GOING_BACK_RATIO:
-        options = replace(options, redoes=random.random() < 0.5)
         back = f.GoBack(at_ms=_when(random) // CALM_IS_FASTER, for_ms=_long(random))
         faults = tuple(sorted((*faults, back), key=lambda fault: fault.at_ms))
     options = _with_extents(Random(derive(seed, "extents")), options)  # as are these two

@@ -38,7 +38,7 @@ def test_a_node_refuses_to_make_decided_steps_again(
     assert any(
         f"ends with step {found - 1}, but step {known - 1} was announced" in text for text in texts
     ), texts
-    assert all("--on-lost-steps" in text for text in texts)
+    assert all("--resume" in text for text in texts)
 
 
 @pytest.mark.parametrize("seed", seeds(8))
@@ -50,19 +50,3 @@ def test_a_switch_that_was_started_again_hears_it_of_its_workers(seed: int) -> N
     refused = [worker.refused for worker in simulation.workers if worker.refused_older]
     assert refused
     assert all("was announced as decided" in str(text) for text in refused)
-
-
-@pytest.mark.parametrize("seed", seeds(8))
-@pytest.mark.parametrize("tree", [None, "three levels"])
-@pytest.mark.parametrize("kills_switch", [False, True])
-def test_lost_steps_are_made_again_if_the_operator_says_so(
-    seed: int, tree: str | None, kills_switch: bool
-) -> None:
-    """I1, I3, O2. Goal: the job goes on from the older step, every worker is told which steps are
-    lost, and the end is that of a quiet run. Method: as above, with `redoes`."""
-    faults = (Crash(at_ms=AT_MS + FOR_MS, for_ms=10, who="switch 0"),) if kills_switch else ()
-    simulation = run(seed, *faults, redoes=True, tree=tree, keeps=True)
-    assert not simulation.is_refused
-    for worker in simulation.workers:
-        assert worker.told_lost is not None
-        assert "announced as decided" in worker.told_lost

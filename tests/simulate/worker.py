@@ -45,8 +45,6 @@ class Worker(Process):
         self.refused: str | None = None
         self.refused_older = False
         """Because the state lacks decided steps."""
-        self.told_lost: str | None = None
-        """That decided steps are lost, and are made again."""
         self._script: Generator[Any, None, None] | None = self._main()
         self._wanted: Any = None
         world.listen(self.name, self._received, self)
@@ -118,9 +116,6 @@ class Worker(Process):
                 case nic.Aborted():
                     self._facts = action
                     self.aborts_count += 1
-                    if action.is_older:
-                        self.told_lost = action.text
-                        self.decided = {n: s for n, s in self.decided.items() if n < action.step}
                     if self._script is not None and self._wanted not in ("joined", "left"):
                         self._throw(StepAborted(action.step, action.text))
                 case nic.Measure(_, payload):

@@ -14,23 +14,6 @@ READY = {
 """A node that is decided at version 0, and has version 1 prepared."""
 
 
-def test_a_job_that_may_make_lost_steps_again_is_not_refused_if_a_node_is_lost_meanwhile() -> None:
-    """Goal: all nodes came back older, which the operator allows, and one is lost before the epoch
-    counts: the others, which have recorded it, go on. Method: steps 3 and 4 are lost."""
-    bench = Bench(3, 3)
-    bench.join(version=5)
-    bench.outbox.step = 5
-    for node in range(3):
-        bench.says(node, wire.Rejoin, incarnation=2)
-    where = {"attempt": 1, "step": 3, "loaded": True, "epoch": 1, "members": 7, "redoes": True}
-    for node in range(3):
-        found = bench.says(node, wire.Standing, incarnation=2, **where)
-    starts(found, *(f"parent-{node}: Adopt step=3" for node in range(3)))
-    for node in range(2):
-        bench.welcome(node, 2, step=3, generation=1, redoes=True, incarnation=2)
-    starts(bench.lose(2), *(f"parent-{node}: Adopt step=3 members=3" for node in range(2)))
-
-
 def test_a_start_that_was_heard_of_too_early_is_a_start_all_the_same() -> None:
     """E4. Goal: where a node stands is told before its connection is there: what counts is that it
     was started again, and has lost what it knew of the attempt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luwu.aggregate import make_aggregator
-from luwu.protocol.children import Children, Outcomes, lost_steps_text, refusal_text
+from luwu.protocol.children import Children, Outcomes, refusal_text
 from luwu.protocol.contribution import PushForm
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
@@ -42,15 +42,15 @@ def test_outcomes_are_known_by_their_step() -> None:
     assert (outcomes.is_judged(3), outcomes.is_judged(4)) == (False, True)
 
 
-@pytest.mark.parametrize("step", [3, 4, 5])
+@pytest.mark.parametrize("step", [4, 5])
 def test_an_outcome_is_undone_if_its_step_is_made_again(step: int) -> None:
-    """Goal: a new attempt forgets the verdict, and of the rest what is not before its step."""
+    """Goal: a new attempt forgets the verdict, and a skip that is not before its step."""
     decided, skip = message(wire.Decided, step=3), message(wire.Verdict, step=4)
     outcomes = Outcomes(message(wire.Verdict, step=4), decided, skip, skipped_attempt=1)
     assert (outcomes.skip_into(2), outcomes.skip_into(1)) == (skip, None)
     outcomes.undo(step)
     assert outcomes.verdict is None
-    assert outcomes.decided == (decided if step > 3 else None)
+    assert outcomes.decided == decided
     assert outcomes.skip_into(2) == (skip if step > 4 else None)
     assert outcomes.skip_into(0) is None
 
@@ -61,10 +61,10 @@ def test_an_outcome_is_undone_if_its_step_is_made_again(step: int) -> None:
 def test_a_child_is_welcomed_to_the_attempt_that_counts() -> None:
     """Goal: Welcome names the ranks, the window, and the skip that opened the attempt."""
     _, children = two_children()
-    children.loaded = children.redoes = True
+    children.loaded = True
     plain = children.welcome(100)
     assert (plain.step, plain.attempt, plain.contributors) == (4, 2, LEFT | RIGHT)
-    assert (plain.push_window_bytes, plain.loaded, plain.redoes) == (100, True, True)
+    assert (plain.push_window_bytes, plain.loaded) == (100, True)
     assert (plain.began_with_skip, plain.skipped_step) == (False, 0)
     children.outcomes.skip = message(wire.Verdict, step=4, norms=(2.5,))
     children.outcomes.skipped_attempt = 1
@@ -139,12 +139,10 @@ def test_all_children_that_count_are_sent_to() -> None:
 )  # fmt: skip
 def test_lost_steps_are_named(found: int, known: int, expected: str) -> None:
     """Goal: the steps that are lost are exactly those from `found` up to before `known`."""
-    text = lost_steps_text(found, known)
-    assert text == f"the state of the optimizer node {expected}"
     refusal = refusal_text(found, known)
-    assert refusal.startswith(f"{text}. ")
+    assert refusal.startswith(f"the state of the optimizer node {expected}. ")
     assert f"recompute the steps from {found} on," in refusal
-    for option in ("--state", "--resume", "--on-lost-steps redo"):
+    for option in ("--state", "--resume"):
         assert option in refusal
 
 

@@ -63,8 +63,6 @@ class Aborted:
     loaded: bool
     counts: bool = True
     """False: the job goes on without this rank, which waits to be admitted again."""
-    is_older: bool = False
-    """Steps from `step` on that were announced as decided are lost, and are computed again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from enum import Enum
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.base.tree import ranges_text, ranks_of
 from luwu.nic.core.actions import Aborted, Joined, Left, Refused
-from luwu.protocol.children import lost_steps_text, refusal_text
+from luwu.protocol.children import refusal_text
 from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
@@ -24,14 +24,12 @@ CANCEL_CHARS_MAX = 900
 
 
 class Welcomed(Enum):
-    """The meaning of a `Welcome` for a worker; for a new attempt, with the reason."""
+    """The meaning of a `Welcome` for a worker."""
 
     NOTHING = "it is not meant for this start of the worker"
     ADMITTED = "the worker is a member for the first time"
-    RECONNECTED = "the attempt goes on, only the connection was lost"
-    OLDER_COPY = "the node was started again on an older copy of its state"
-    PEER_RESTARTED = "a peer was started again"
-    COUNTS_AGAIN = "this rank counts again"
+    AGAIN = "it is one already"
+    COUNTS_AGAIN = "it was left out, and is one again"
 
 
 class Membership:
@@ -111,13 +109,9 @@ class Membership:
         """The parent knows this worker; the caller acts upon what is returned."""
         asked = self._uplink.answered("hello")
         self._uplink.window_bytes = m.push_window_bytes
-        is_newer = m.attempt > self._out.attempt
         if self.has_joined:
-            if is_newer:
-                return Welcomed.PEER_RESTARTED
-            is_older_copy = m.generation > self._out.generation
-            return Welcomed.OLDER_COPY if is_older_copy else Welcomed.RECONNECTED
-        if self.is_left_out and is_newer:
+            return Welcomed.AGAIN
+        if self.is_left_out and self.is_newer(m):
             self.has_joined, self.is_left_out = True, False
             return Welcomed.COUNTS_AGAIN
         if not asked:
@@ -126,6 +120,11 @@ class Membership:
         self._adopt(m)
         self._out.actions.append(Joined(m.step, m.loaded))
         return Welcomed.ADMITTED
+
+    def is_newer(self, m: wire.Welcome) -> bool:
+        """True if a later attempt counts than the one this worker knows; on an older copy of the
+        state, its number may be lower, and the node's opening is a later one."""
+        return (m.generation, m.attempt) > (self._out.generation, self._out.attempt)
 
     def restarted(
         self, m: wire.Abort | wire.Welcome, text: str, committed: int | None
@@ -141,14 +140,11 @@ class Membership:
             first = m.step if committed is None else min(committed, m.step)
             text = f"the job goes on without this rank: {text}"
             return Aborted(first, text, m.loaded, counts=False)
-        known, is_older = self._out.step, m.step < self._out.step
-        if is_older and not (m.redoes and m.loaded):
-            return Refused(refusal_text(m.step, known), is_older=True)
-        if is_older:
-            text = lost_steps_text(m.step, known)
+        if m.step < self._out.step:
+            return Refused(refusal_text(m.step, self._out.step), is_older=True)
         self._adopt(m)
         self._cancelling = None
-        return Aborted(m.step, text, m.loaded, is_older=is_older)
+        return Aborted(m.step, text, m.loaded)
 
     def repeat(self) -> None:
         """Send under a new attempt what belongs to no step; if left out, ask to be admitted."""

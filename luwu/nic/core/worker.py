@@ -267,18 +267,16 @@ class NicCore:
         welcomed = self.membership.welcomed(m)
         if welcomed is Welcomed.ADMITTED:
             self._clear_requests(m.step - 1)
-        elif welcomed is Welcomed.RECONNECTED:
-            self.uplink.hurry(self.out.now_ns)
-        elif welcomed is Welcomed.PEER_RESTARTED:
+        elif welcomed is Welcomed.AGAIN:
             skip = m.skip(self.out.attempt, self.out.generation)
             if skip is not None:
                 self._verdict(skip)
-            if m.attempt > self.out.attempt:
-                self._restart(m, welcomed.value)
-            else:
+            if self.membership.is_newer(m):
+                self._restart(m, "a peer was started again")
+            else:  # only the connection was lost
                 self.uplink.hurry(self.out.now_ns)
-        elif welcomed is not Welcomed.NOTHING:
-            self._restart(m, welcomed.value)
+        elif welcomed is Welcomed.COUNTS_AGAIN:
+            self._restart(m, "this rank counts again")
 
     def _abort(self, m: wire.Abort) -> None:
         if m.attempt > self.out.attempt:
@@ -364,14 +362,9 @@ class NicCore:
         self.encodings.clear()
         self.attachments.clear()
         self._clear_requests(action.step - 1)
-        if action.counts:
-            self.out.actions.append(action)
-            self.membership.repeat()
-            self.steps.restart(action.step)
-        else:
-            self.steps.restart(action.step)
-            self.out.actions.append(action)
-            self.membership.repeat()
+        self.out.actions.append(action)
+        self.membership.repeat()
+        self.steps.restart(action.step)
 
 
 class Steps:

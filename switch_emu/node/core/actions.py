@@ -37,9 +37,6 @@ class NodeLimits:
     workers_max: int | None = None
     """Number of ranks, where the job begins without those that are not there yet; None: it waits
     for all."""
-    on_lost_steps: str = "stop"
-    """`redo`: steps that were announced as decided, and that the state lacks, are made again; else
-    the node gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,7 +323,6 @@ class Joint:
             wire.Standing, epoch=self._recorded.number, members=self._recorded.members,
             loaded=is_loaded, is_prepared=prepared is not None,
             prepared_attempt=0 if prepared is None else prepared.attempt,
-            redoes=self._limits.on_lost_steps == "redo",
         )  # fmt: skip
 
     def _follow(self, m: wire.Adopt) -> wire.Adopt | None:

@@ -5,9 +5,8 @@
     Cancel             an AbortRequest
     Leave              Received
 
-A child that knows of more decided steps than the state has is sent Refuse, and the node gives up;
-or, where the operator lets the job make them again, the attempt goes beyond what the child knows.
-Pure.
+A child that knows of more decided steps than the state has is sent Refuse, and the node gives up.
+Where it only knows of a later attempt, the next one goes beyond that. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from luwu.base.limits import TEXT_CHARS_MAX
-from luwu.protocol.children import Children, KnowsMoreError, RefusedError, lost_steps_text
+from luwu.protocol.children import Children, KnowsMoreError, RefusedError
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.messages import Verb
@@ -38,9 +37,9 @@ class Joined(NamedTuple):
     hello: wire.Hello
     is_restarted: bool
     """It replaces an earlier start of itself."""
-    lost_text: str = ""
-    """Not empty: it knows a later attempt or step than the state does; the attempt that counts must
-    go beyond it."""
+    knows_later: bool
+    """It knows a later attempt, or opening of the store, than the state does: what was sent then
+    must not be taken for what is sent now."""
 
 
 class Membership:
@@ -53,13 +52,11 @@ class Membership:
         """A child that waits for the store to be opened."""
         self._has_joined = False
         """Before that, no child can know of this opening of the store."""
-        self._redone_to = 0
-        """Steps before this were announced once; the operator lets the job make them again."""
 
     def hello(self, peer: str, hello: wire.Hello, description: bytes) -> None:
         """A child wants to join: `admit` lets it in, as soon as that can be."""
         children, is_open = self._children, self._shard.description is not None
-        knows_more = hello.step > max(self._outbox.step, self._redone_to)
+        knows_more = hello.step > self._outbox.step
         if knows_more and children.members.is_taken(peer, hello):
             children.refuse(peer, RefusedError(_NOT_BELIEVED))
             return
@@ -69,7 +66,7 @@ class Membership:
             except RefusedError as exc:
                 children.refuse(peer, exc)
                 return
-            if hello.step > 0:  # make no new state in the place of one that is missing
+            if knows_more:  # make no new state in the place of one that is missing
                 self._refuse_to_go_back(peer, hello)
                 return
             if self._waiting is None:
@@ -95,24 +92,20 @@ class Membership:
         except RefusedError as exc:
             children.refuse(peer, exc)
             return None
-        is_older = hello.step > max(outbox.step, self._redone_to)
-        # Without initial weights there is no step from which others are made again.
-        if is_older and not (children.redoes and children.loaded):
+        if hello.step > outbox.step:
             self._refuse_to_go_back(peer, hello)
             return None
-        if is_older:
-            self._redone_to = hello.step
         # It knows this opening of the store, or a later one, and no child can yet; or another,
         # with an attempt that ours has yet to go beyond: the state is an older copy.
-        is_later = hello.generation > 0 and (
+        knows_later = hello.generation > 0 and (
             (not self._has_joined and hello.generation >= outbox.generation)
             or (hello.generation != outbox.generation and hello.attempt >= outbox.attempt)
         )  # fmt: skip
         self._has_joined = True
-        text = ""
-        if is_older or is_later:
-            text = self._go_beyond(hello, is_older=is_older)
-        return Joined(peer, hello, is_restarted, text)
+        if knows_later:
+            outbox.generation = max(outbox.generation, hello.generation + 1)
+            outbox.attempt = max(outbox.attempt, hello.attempt)
+        return Joined(peer, hello, is_restarted, knows_later)
 
     def cancel(self, peer: str, m: wire.Cancel, *_: object) -> AbortRequest:
         """The child wants the attempt given up."""
@@ -129,18 +122,3 @@ class Membership:
         error = KnowsMoreError(self._outbox.step, hello.step)
         self._children.refuse(peer, error)
         self._outbox.actions.append(GiveUp(str(error), code=OLDER_STATE_CODE))
-
-    def _go_beyond(self, hello: wire.Hello, *, is_older: bool) -> str:
-        """Go beyond the attempt and the opening of the store that the child knows: the state is
-        an older copy, and what was sent then must not be taken for what is sent now.
-
-        `is_older`: it lacks steps too, and the operator lets the job make them again.
-        """
-        outbox = self._outbox
-        text = "the node was started again on an older copy of its state"
-        if is_older:
-            text = lost_steps_text(outbox.step, hello.step)
-        outbox.note("node.older", level="ERROR", text=text)
-        outbox.generation = max(outbox.generation, hello.generation + 1)
-        outbox.attempt = max(outbox.attempt, hello.attempt)
-        return text

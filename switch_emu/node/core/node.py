@@ -111,7 +111,6 @@ class NodeCore:
         node, limits = self._node, self._limits
         outbox = Outbox(job=job, role=Role.NODE, rank=node.number, incarnation=incarnation)
         children = Children(outbox, [ranks], limits.extent_chunks)
-        children.redoes = limits.on_lost_steps == "redo"
         shard = Shard(node, self.world_size, limits.extent_chunks)
         state = State(outbox, children)
         budget = GradientBudget(outbox, children, limits.sum_bytes_max, limits.raw_bytes_max)
@@ -215,8 +214,8 @@ class NodeCore:
         joined = self.membership.admit()
         if joined is None:
             return
-        if joined.lost_text:
-            self._abort(joined.lost_text)
+        if joined.knows_later:
+            self._abort("the node was started again on an older copy of its state")
             self._advance()
         if joined.is_restarted and self.children.loaded:  # before, all that it sent comes again
             self._request_abort(AbortRequest("the switch was started again"))

@@ -57,7 +57,7 @@ from typing import Any
 from luwu.base.errors import RemoteProtocolError
 from luwu.base.retry import RetryPolicy
 from luwu.protocol.actions import PARENT, Send
-from luwu.protocol.children import Children, lost_steps_text, refusal_text
+from luwu.protocol.children import Children, refusal_text
 from luwu.protocol.counted_ranks import CountedRanks
 from luwu.protocol.epoch import change_text, nodes_of, nodes_text
 from luwu.protocol.outbox import Outbox
@@ -92,8 +92,6 @@ class Lead:
         self._filling = Filling(outbox, parents, self.at, self._ballot, self._refusals, rate, retry)
         self._text = ""
         """Why an epoch or an attempt is proposed."""
-        self._redone_to = 0
-        """Steps before this were announced once; the operator lets the job make them again."""
         self._counted = CountedRanks(
             outbox, children.members.ranks, limits.workers_min, grows=limits.workers_max is not None
         )
@@ -274,7 +272,6 @@ class Lead:
             return  # it is late; which start of the node it was is to be said again
         self._asked.pop(("hello", number))
         is_same, node.incarnation = node.incarnation == m.incarnation, m.incarnation
-        node.redoes = m.redoes
         if is_same and not node.is_away:  # it was said before, or says that it is there
             if filled and filled.number == number:
                 self._repeat_verdict(number, m.step)
@@ -320,7 +317,6 @@ class Lead:
         self._asked.pop(("adopt", number))
         node.is_adopted, node.standing, node.window_bytes = True, None, m.push_window_bytes
         node.is_away, node.adopted_as = False, m.incarnation
-        self._children.redoes = m.redoes
         if self.at.next is None:
             if self._leave is not None:
                 self._send(number, self._leave)
@@ -395,7 +391,7 @@ class Lead:
         """Propose the nodes among `members` that are at a version, if together they have all."""
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         announced = [member.known[2] for member in self._children.members.all_members]
-        known = max([self._outbox.step, *(step for step in announced if step > self._redone_to)])
+        known = max([self._outbox.step, *announced])
         if version < 0 < known or not self._parents.covers(fit):  # all pages, or some
             versions = {n: self.at.version_of(n) for n in nodes_of(members)}
             held = sum(1 << n for n in versions if versions[n] >= 0)
@@ -404,20 +400,15 @@ class Lead:
             elif members == (self.at.now.members if self.at.is_installed else self.at.recorded):
                 self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
-        is_older = max(0, version) < known and not self.at.finishes(fit, version)
-        if is_older and not any(self.at.nodes[n].redoes for n in nodes_of(fit)):
+        if max(0, version) < known and not self.at.finishes(fit, version):
             refusal = refusal_text(max(0, version), known)
             for number in nodes_of(members):
                 self._refusals.refuse(number, refusal, is_older=True)
             self._inbound.append(self._outbox.stamped(wire.Refuse, text=refusal, is_older=True))
             return
-        if is_older:
-            text = lost_steps_text(max(0, version), known)
-            self._outbox.note("switch.older", level="ERROR", text=text)
-            self._redone_to = known
-        self._propose(fit, version, text, is_older=is_older)
+        self._propose(fit, version, text)
 
-    def _propose(self, members: int, version: int, text: str, *, is_older: bool = False) -> None:
+    def _propose(self, members: int, version: int, text: str) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
         assert self._parents.covers(members), "E6: some pages are at none of them"
         assert not self.at.is_installed or self._are_enough(members), "E3"
@@ -435,10 +426,10 @@ class Lead:
         )
         self.at.next = Position(
             epoch=epoch + is_other, members=members, version=version,
-            generation=generation + is_older, attempt=attempt + 1,
+            generation=generation, attempt=attempt + 1,
             filled=self._filling.choose(
                 members, attempt + 1, version,
-                goes_on=self.at.is_installed and not (is_finished or is_older),
+                goes_on=self.at.is_installed and not is_finished,
             ),
         )  # fmt: skip
         self._text = text
@@ -511,7 +502,7 @@ class Lead:
         return self._outbox.stamped(
             kind, epoch=position.epoch, step=position.step, attempt=position.attempt,
             generation=position.generation, loaded=position.version >= 0,
-            contributors=self._counted.wanted, redoes=self._children.redoes, **fields,
+            contributors=self._counted.wanted, **fields,
         )  # fmt: skip
 
     # ---------------------------------------------------------------------- the open step

@@ -291,7 +291,7 @@ class Membership:
         """Follow a Welcome. False if only the connection was lost, and nothing else is."""
         outbox, children = self._outbox, self._children
         is_same = m.attempt == outbox.attempt and m.generation == outbox.generation
-        self.joined, children.loaded, children.redoes = True, m.loaded, m.redoes
+        self.joined, children.loaded = True, m.loaded
         outbox.epoch, outbox.generation = m.epoch, m.generation
         self._uplink.window_bytes = self._limits.window(m.push_window_bytes)
         self._is_confirmed, self._is_in_doubt = self._is_in_doubt, False
@@ -310,7 +310,7 @@ class Membership:
 
     def aborted(self, m: wire.Abort) -> tuple[str, ...] | None:
         """Follow an Abort. The children of the former attempt; None if it brings no later one."""
-        self._children.loaded, self._children.redoes = m.loaded, m.redoes
+        self._children.loaded = m.loaded
         if m.attempt <= self._outbox.attempt:
             return None
         waiting = {self._members.peer_of(ranks) for ranks in self._unwelcomed}
@@ -365,41 +365,31 @@ class Membership:
 
     # ---------------------------------------------------------------------- what is compared
 
-    def _check_knows_no_more(self, known: tuple[int, int, int]) -> None:
-        """Raise KnowsMoreError if a child was sent what the state does not know.
-
-        Steps that the operator lets the job make again are announced under a later opening of the
-        store than the child knows; else it would take the answer for an old one.
-        """
+    def _knows_more(self, known: tuple[int, int, int]) -> bool:
+        """True if a child was sent what the state does not know."""
         *when, step = known
         found = self._outbox
-        may_redo = self._children.redoes and self._children.loaded
-        # A step may be made again, an opening or an attempt never.
-        if (step > found.step and not may_redo) or when > [found.generation, found.attempt]:
-            raise KnowsMoreError(found.step, step)
+        return step > found.step or when > [found.generation, found.attempt]
 
     def _is_as_known(self, known: tuple[int, int, int]) -> bool:
         """False if a child knows more, and this switch asks its parent first: another start of it
         may lead. Raises KnowsMoreError."""
-        try:
-            self._check_knows_no_more(known)
-        except KnowsMoreError:
-            if self._is_confirmed:
-                self._is_confirmed = False
-                raise
-            self._is_in_doubt = True
-            if not self._uplink.asks("hello"):
-                self._send_hello()
-            return False
-        return True
+        if not self._knows_more(known):
+            return True
+        if self._is_confirmed:
+            self._is_confirmed = False
+            raise KnowsMoreError(self._outbox.step, known[2])
+        self._is_in_doubt = True
+        if not self._uplink.asks("hello"):
+            self._send_hello()
+        return False
 
     def _compare_with_children(self) -> None:
         """Children that joined before this switch did may know more than an older state."""
         for member in self._members.all_members:
-            try:
-                self._check_knows_no_more(member.known)
-            except KnowsMoreError as exc:
-                self._children.refuse(member.peer, exc)
+            if self._knows_more(member.known):
+                error = KnowsMoreError(self._outbox.step, member.known[2])
+                self._children.refuse(member.peer, error)
             if member.known[:2] == (self._outbox.generation, self._outbox.attempt):
                 # It cannot tell what it was sent then from what it is sent now.
                 self._attempts.cancel("the switch was started again")

@@ -43,8 +43,6 @@ class KnownNode:
     """Of what it has prepared, by its last Standing."""
     window_bytes: int = 0
     """Its credit for pushes."""
-    redoes: bool = False
-    """Its operator lets the job make steps again that were decided and are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
