@@ -187,7 +187,7 @@ class PipelineArm(Closing):
         self._pipeline.close()
         self._store.close()
 
-    def updated(self, update: Any, squares: Any, weights: Any, *, in_place: bool) -> list[Any]:
+    def updated(self, update: Any, squares: Any, weights: Any, **told: Any) -> list[Any]:
         """The core's answer: nothing to do."""
         return []
 
