@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,8 @@ from luwu.launch.network import links_of
 from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, node_plan, state_directory
 
-SCHEMA: Final = 4
-"""4: the disk is measured as updates and pulls use it."""
+SCHEMA: Final = 5
+"""5: without rates of the disk."""
 OF_SCRIPTS: Final = ("json",)
 """Keys of `luwu compare` alone that count for a script too."""
 
@@ -33,12 +33,11 @@ OF_SCRIPTS: Final = ("json",)
 @click.argument(form.SCRIPT, nargs=-1, type=form.Value("FILE|-m MODULE "))
 def run(resolved: Resolved, script: tuple[str, ...]) -> int:
     """Estimate what a job needs on this machine before it runs: memory of each process, space on
-    disk, bytes per step on disk and links, and the least time of a step, for the disk. One process
-    runs the script up to its first forward, with parameters that take no memory; arguments after
-    the script are passed to it. Without a script the job is that of luwu compare."""
+    disk, and bytes per step on disk and links. One process runs the script up to its first forward,
+    with parameters that take no memory; arguments after the script are passed to it. Without a
+    script the job is that of luwu compare."""
     config = resolved.config
     _check(resolved, script)
-    from luwu.estimate.disk import disk_rates
     from luwu.estimate.job import job_of
     from luwu.estimate.plan import estimate
     from luwu.estimate.script import script_job
@@ -48,19 +47,14 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
     state = state_directory(config, RUNS_DIRECTORY / "state")
     command = own_script([*script], lambda _: None) if script else own_job(config)
     job = job_of(config, sizes, script_job(command, config, sizes), state)
-    disk = None
+    free_bytes = None
     if state is not None:
-        disk = disk_rates(
-            state.absolute().parent,
-            job.plan,
-            page_bytes=max(kind.record_bytes for kind in job.store.kinds),
-            state_bytes=2 * job.store.state_bytes,
-        )
-    found = estimate(job, disk)
+        folder = next(each for each in state.absolute().parents if each.is_dir())
+        free_bytes = shutil.disk_usage(folder).free
+    found = estimate(job, free_bytes)
     document = {
         "schema": SCHEMA,
         "estimate": found.document(),
-        "disk": None if disk is None else asdict(disk),
         "chunk_bytes": sizes.chunk_bytes,
         "extent_chunks": sizes.extent_chunks,
         "memory_budget_bytes": sizes.memory_budget_bytes,
@@ -70,8 +64,7 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
         return 0
     if config.json is not None:
         write_json(Path(config.json).absolute(), document)
-    measured = [] if disk is None else [disk.text]
-    for line in (found.line, *sizes.lines, *found.details, *measured, found.disk_text):
+    for line in (found.line, *sizes.lines, *found.details):
         print(line)
     return 0
 
@@ -90,8 +83,8 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
         raise ConfigError(f"json: no directory for {config.json}; make it first")
     if not links_of(config).is_ideal or config.disk_rate is not None:
         raise ConfigError(
-            "link: luwu estimate measures this machine's disk, without emulated links and disks; "
-            "leave --link and --disk-rate out"
+            "link: luwu estimate counts bytes, which no emulated link or disk changes; leave "
+            "--link and --disk-rate out"
         )
     if config.optimizer_nodes > 1:
         raise ConfigError(

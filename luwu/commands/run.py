@@ -7,16 +7,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
-from luwu.base.json_file import read_json
 from luwu.base.own import found_first, needs, own_module
 from luwu.base.tree import parse_ranks
 from luwu.commands import form
@@ -52,13 +50,6 @@ from luwu.launch.supervisor import Supervisor, threads_per_worker
 from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 
-if TYPE_CHECKING:
-    from luwu.estimate.disk import DiskRates
-    from switch_emu.node.plan import NodePlan
-
-RECORD_CHUNKS: Final = 3
-"""A page holds a chunk's weights and its two moments."""
-
 
 @form.command(
     "run",
@@ -88,7 +79,7 @@ def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
     said = ending(run_directory, config.state or STATE_DIRECTORY, first)
     if said is not None:
         console.say(said)
-    _say_steps(run_directory, served, console)
+    _say_steps(run_directory, console)
     report = keep_report(run_directory)
     if report is not None:
         console.say(f"report  {report}")
@@ -99,7 +90,6 @@ class _Served(NamedTuple):
     """Facts of our own switch and node, once they listen."""
 
     state: Path | None
-    plan: NodePlan
     sizes: Sizes
     first_step: int | None
 
@@ -166,7 +156,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     run_directory = supervisor.run
     state = state_directory(config, STATE_DIRECTORY)
     sizes = decide_sizes(config, state)
-    plan = node_plan(config, sizes)
+    node_plan(config, sizes)  # raises for a budget that is too small
     what = workers_text(config.workers)
     say_start(console, start_text(what, config, state, sizes, run_directory), sizes)
     connection = serve(supervisor, config, state=state, sizes=sizes, say=console.detail)
@@ -174,7 +164,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
-    return _Served(state, plan, sizes, step)
+    return _Served(state, sizes, step)
 
 
 def _run_by_ray(
@@ -225,30 +215,7 @@ def _say_joined(
     say_security(console, connection)
 
 
-def _measured_disk(
-    served: _Served | None, run_directory: RunDirectory, console: Console
-) -> DiskRates | None:
-    """Measure the disk; None without a state on one.
-
-    It is done when the training has ended, so that it delays no step.
-    """
-    from luwu.estimate.disk import disk_rates
-
-    node = read_json(run_directory.result("node.json"))
-    if node is None or served is None or served.state is None:
-        return None
-    disk = disk_rates(
-        served.state.absolute().parent,
-        served.plan,
-        page_bytes=RECORD_CHUNKS * served.sizes.chunk_bytes,
-        state_bytes=node["disk_space_bytes"],
-    )
-    if disk is not None:
-        console.detail(disk.text)
-    return disk
-
-
-def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Console) -> None:
+def _say_steps(run_directory: RunDirectory, console: Console) -> None:
     """Say what the steps took and what bound them, and keep it.
 
     The run is over and its outcome is written, so a file that cannot be read is only reported.
@@ -256,9 +223,7 @@ def _say_steps(run_directory: RunDirectory, served: _Served | None, console: Con
     from luwu.estimate.steps import FILE, steps_document, steps_lines
 
     try:
-        document = steps_document(
-            run_directory, partial(_measured_disk, served, run_directory, console)
-        )
+        document = steps_document(run_directory)
     except ConfigError as error:
         console.say(f"steps   not known: {error}")
         return

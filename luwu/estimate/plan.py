@@ -1,24 +1,19 @@
-"""The estimate: what a job takes of memory, disk and links, and the least time of its disk. Pure.
+"""The estimate: what a job takes of memory, disk and links. Pure.
 
-    disk_s     of what updates and spilled sums read and write, both / mixed + more written / write;
-               pulls are reads alone, smaller and fewer at once: pulled / pull.
-               With `--durability step` three flushes at least
-
-A step takes as long, whatever else it does. Bytes are the least as well: the first units of a
-streaming forward are handed out by their updates, all of an `at_step` one, and sums of a streaming
-step are not spilled, where the disk is what others wait for.
+Bytes of a step are the least: the first units of a streaming forward are handed out by their
+updates, all of an `at_step` one, and sums of a streaming step are not spilled, where the disk is
+what others wait for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier
-from luwu.base.quantities import format_bytes, format_seconds
-from luwu.estimate.disk import DiskRates
+from luwu.base.quantities import format_bytes
 from luwu.estimate.job import Job, kept_in_ram
 from luwu.estimate.uses import (
     SPILLED,
@@ -32,8 +27,6 @@ from luwu.estimate.uses import (
 )
 from luwu.report.table import line_of, widths_of
 from switch_emu.store.directory import store_disk_bytes
-
-FLUSHES_A_STEP: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +42,6 @@ class Estimate:
     weights_in_place: bool
     cached_ratio: float
     """Share of the weights that the switch caches."""
-    disk_s: float | None
-    """Seconds of the disk; 0 without one, None where it was not measured."""
 
     @property
     def disk_read_bytes(self) -> int:
@@ -75,7 +66,6 @@ class Estimate:
             "disk_bytes": {"read": self.disk_read_bytes, "written": self.disk_written_bytes},
             "disk_uses": [asdict(use) for use in self.disk],
             "disk_space_bytes": by_identifier(self.disk_space_bytes),
-            "disk_s": self.disk_s,
             "network": [asdict(use) for use in self.links],
             "memory": [asdict(use) for use in self.memory],
             "memory_bytes": self.memory_bytes,
@@ -135,27 +125,18 @@ class Estimate:
             )),
         ]  # fmt: skip
 
-    @property
-    def disk_text(self) -> str:
-        """The least time of a step."""
-        if self.disk_s is None:
-            return "the disk was not measured, so its part of a step is not known"
-        if not self.disk_s:
-            return "a step waits for no disk"
-        return f"a step takes at least {format_seconds(self.disk_s)}, for the disk"
 
-
-def estimate(job: Job, disk: DiskRates | None = None) -> Estimate:
-    """The estimate of a job; `disk`: the rates of its directory, where they were measured.
+def estimate(job: Job, free_bytes: int | None = None) -> Estimate:
+    """The estimate of a job; `free_bytes`: of the disk of its state, where they are known.
 
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """
     kept, store = kept_in_ram(job), job.store
     needed = store_disk_bytes(store)
-    if disk is not None and not job.is_in_ram and needed > disk.free_bytes:
+    if free_bytes is not None and not job.is_in_ram and needed > free_bytes:
         raise ConfigError(
             f"state: two sides and their manifests take {format_bytes(needed)} on disk, "
-            f"{format_bytes(disk.free_bytes)} are free; name a directory with as much by --state"
+            f"{format_bytes(free_bytes)} are free; name a directory with as much by --state"
         )
     uses = disk_uses(job, kept)
     spilled_bytes = next(use.written_bytes for use in uses if use.name == SPILLED)
@@ -168,20 +149,7 @@ def estimate(job: Job, disk: DiskRates | None = None) -> Estimate:
         resident_pages_ratio=len(kept.resident) / store.page_count,
         weights_in_place=kept.places_bytes > 0 or kept.cached_in_place,
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
-        disk_s=_disk_seconds(job, uses, disk),
     )
-
-
-def _disk_seconds(
-    job: Job, uses: Sequence[DiskUse], disk: DiskRates | None
-) -> float | None:  # fmt: skip
-    if not any(use.read_bytes or use.written_bytes for use in uses):
-        return 0.0
-    if disk is None:
-        return None
-    seconds = sum(disk.seconds(use.read_bytes, use.written_bytes) for use in uses)
-    is_flushed = job.node.durability == "step" and not job.is_in_ram
-    return max(seconds, FLUSHES_A_STEP * disk.flush_s if is_flushed else 0.0)
 
 
 def _rows(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:

@@ -10,23 +10,20 @@ of it is under way:
     compute    forward and backward without pull_wait and flatten, of the slowest worker
 
 None of them need bind: where chunks are many and small, or other work takes the cores, all wait.
-On cores that are all in use a span also waits for its turn. Where the disk binds, the document has
-the least time that it needs too: the bytes that moved, at the rates measured after the run.
+On cores that are all in use a span also waits for its turn.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.base.events import CLOCK
 from luwu.base.json_file import read_json
 from luwu.base.quantities import format_seconds
-from luwu.estimate.disk import DiskRates
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.aligned import survey
 from luwu.report.busy import Tracks, compute_of, covered, spans_of
@@ -87,37 +84,24 @@ def bound_by(seconds: Mapping[str, float], step_seconds: float) -> str:
     return longest if seconds[longest] >= BOUND_SHARE * step_seconds else WAITING
 
 
-def steps_document(
-    run: RunDirectory, measure_disk: Callable[[], DiskRates | None]
-) -> dict[str, Any] | None:
-    """Results of the steps; None for fewer than two, or without a node of this run.
-
-    `measure_disk` is called where the disk binds: elsewhere its rates say nothing of the steps, and
-    to measure them takes a second.
-    """
+def steps_document(run: RunDirectory) -> dict[str, Any] | None:
+    """Results of the steps; None for fewer than two, or without a node of this run."""
     node = read_json(run.result("node.json"))
-    decided_ns, since_start_count = _decided(run)
+    decided_ns = _decided(run)
     if node is None or len(decided_ns) < STEPS_MIN:
         return None
     steps = [(later - earlier) / 1e9 for earlier, later in pairwise(decided_ns)]
     median = statistics.median(steps)
-    moved = node["disk_bytes"]
     busy = busy_seconds(run.path / "events", len(decided_ns))
-    did = outcome(step_seconds=median, busy=busy, disk_bytes=moved)
-    is_measured = did["bound_by"] == "disk" and since_start_count
-    disk, disk_s = measure_disk() if is_measured else None, None
-    if disk is not None:
-        each = {name: count // since_start_count for name, count in moved.items()}
-        disk_s = disk.seconds(each["read"], each["written"])
+    did = outcome(step_seconds=median, busy=busy, disk_bytes=node["disk_bytes"])
     return {
-        "schema": 2,
+        "schema": 3,
         "label": "measured",
         "steps": len(decided_ns),
         "step_seconds": steps,
         "step_seconds_median": median,
         "busy_seconds": did["busy_seconds"] or {},
         "bound_by": did["bound_by"],
-        "disk_s": disk_s,
     }
 
 
@@ -132,32 +116,23 @@ def steps_lines(document: dict[str, Any]) -> list[str]:
             f"{name} {format_seconds(seconds)}" for name, seconds in longest if seconds
         )
         lines.append(f"        bound by {document['bound_by']}; busy in a step: {each}")
-    disk_s = document.get("disk_s")  # None in runs of before
-    if disk_s is not None:
-        lines.append(
-            f"        a step takes at least {format_seconds(disk_s)}, for the disk, at the rates "
-            "that it has now"
-        )
     return lines
 
 
-def _decided(run: RunDirectory) -> tuple[list[int], int]:
-    """When each step was decided, in order, the load before step 0 being none; and how many of
-    them since the node last started, as its counts of bytes begin there.
+def _decided(run: RunDirectory) -> list[int]:
+    """When each step was decided, in order, the load before step 0 being none.
 
     As the node has it that decided the most steps: any other may have been lost.
     """
     found = [_decided_by(path) for path in sorted((run.path / "events").glob("node*.jsonl"))]
-    return max(found, key=lambda each: len(each[0]), default=([], 0))
+    return max(found, key=len, default=[])
 
 
-def _decided_by(path: Path) -> tuple[list[int], int]:
-    ends: dict[int, int] = {}
-    count = 0
-    for record in records(path):
-        if record["name"] == CLOCK:
-            count = 0
-        elif record["name"] == "decide" and record["step"] >= 0:
-            ends[record["step"]] = record["end_ns"]
-            count += 1
-    return sorted(ends.values()), count
+def _decided_by(path: Path) -> list[int]:
+    return sorted(
+        {
+            record["step"]: record["end_ns"]
+            for record in records(path)
+            if record["name"] == "decide" and record["step"] >= 0
+        }.values()
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -12,8 +11,6 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.commands.main import main
-from luwu.estimate import disk
-from luwu.estimate.disk import DiskRates, disk_rates
 from luwu.estimate.job import Job
 from luwu.estimate.plan import Estimate, estimate
 from luwu.estimate.steps import bound_by, busy_seconds, outcome
@@ -31,12 +28,6 @@ ELEMS = CHUNK // 4
 UNITS = 4
 P = UNITS * 8 * ELEMS
 """Parameters: four units of eight whole chunks."""
-
-DISK = DiskRates(
-    write_bytes_per_s=5e8, mixed_bytes_per_s=8e8, pull_bytes_per_s=4e8, flush_s=0.001,
-    requests_count=4, request_bytes=3 * CHUNK, file_bytes=GIB, reason="by hand",
-    free_bytes=10**12,
-)  # fmt: skip
 
 
 def units(*, dtype: str = "float32", frozen: Collection[int] = ()) -> Layout:
@@ -92,7 +83,7 @@ def links(found: Estimate) -> dict[str, tuple[float, float]]:
 def test_out_of_core_reads_and_writes_12_bytes_a_parameter() -> None:
     """Nothing is resident: all of a record is read and written, and weights again by each pull but
     those of the first two units, which come with their updates."""
-    found = estimate(job(), DISK)
+    found = estimate(job())
     assert use(found, "updates") == (12, 12)
     assert use(found, "pulls") == (2 + 4, 0)
     assert use(found, "spilled sums") == (0, 0)
@@ -102,17 +93,17 @@ def test_out_of_core_reads_and_writes_12_bytes_a_parameter() -> None:
 
 
 def test_without_resharding_weights_are_pulled_once() -> None:
-    found = estimate(job(stays=range(UNITS)), DISK)
+    found = estimate(job(stays=range(UNITS)))
     assert use(found, "pulls") == (2, 0)
     assert links(found) == {"worker": (4, 4), "switch": (12, 12), "node": (4, 4)}
 
 
 def test_resident_pages_are_written_and_never_read() -> None:
-    found = estimate(job(resident_bytes=GIB), DISK)
+    found = estimate(job(resident_bytes=GIB))
     assert found.resident_pages_ratio == 1
     assert use(found, "updates") == (0, 12)
     assert found.disk_read_bytes == 0
-    half = estimate(job(resident_bytes=16 * (12 * ELEMS + 64)), DISK)
+    half = estimate(job(resident_bytes=16 * (12 * ELEMS + 64)))
     assert half.resident_pages_ratio == 0.5
     assert use(half, "updates") == (6, 12)
     assert use(half, "pulls") == (2 + 2, 0)
@@ -121,16 +112,16 @@ def test_resident_pages_are_written_and_never_read() -> None:
 def test_weights_that_the_switch_caches_are_read_once() -> None:
     """Goal: of what is cached only updates read, and it leaves the node once. Method: by hand; all
     of the weights, then half of them: the last two units, beside pages of the first that stay."""
-    every = estimate(job(cache_bytes=4 * P), DISK)
+    every = estimate(job(cache_bytes=4 * P))
     assert every.cached_ratio == 1
     assert use(every, "updates") == (12, 12)
     assert use(every, "pulls") == (0, 0)
     assert links(every) == {"worker": (8, 4), "switch": (12, 20), "node": (4, 4)}
-    half = estimate(job(cache_bytes=2 * P, resident_bytes=8 * (12 * ELEMS + 64)), DISK)
+    half = estimate(job(cache_bytes=2 * P, resident_bytes=8 * (12 * ELEMS + 64)))
     assert half.cached_ratio == 0.5
     assert use(half, "pulls") == (1, 0), "the second unit alone"
     assert any("weights are sent, 50% by the switch alone" in line for line in half.details)
-    in_place = estimate(job(cache_bytes=4 * P, transport="shm", resident_bytes=16 * P), DISK)
+    in_place = estimate(job(cache_bytes=4 * P, transport="shm", resident_bytes=16 * P))
     assert in_place.weights_in_place
     assert in_place.cached_ratio == 0
 
@@ -139,8 +130,6 @@ def test_a_state_in_ram_has_no_disk() -> None:
     found = estimate(job(state=None, transport="shm", resident_bytes=GIB))
     assert (found.disk_read_bytes, found.disk_written_bytes) == (0, 0)
     assert found.disk_space_bytes == {}
-    assert found.disk_s == 0
-    assert found.disk_text == "a step waits for no disk"
     assert found.line.endswith("; no disk")
     node = next(each.nbytes for each in found.memory if each.role == "node")
     assert node < GIB, "no more pages are counted than there are"
@@ -148,7 +137,7 @@ def test_a_state_in_ram_has_no_disk() -> None:
 
 def test_weights_in_shared_memory_are_not_read_from_disk() -> None:
     """Two places of 4 bytes fit half of what pages may take: the tier gets the other half."""
-    found = estimate(job(transport="shm", resident_bytes=16 * P), DISK)
+    found = estimate(job(transport="shm", resident_bytes=16 * P))
     assert found.weights_in_place
     assert found.resident_pages_ratio < 1
     assert use(found, "updates")[0] > 0
@@ -161,40 +150,25 @@ def test_sums_beyond_the_plan_are_spilled() -> None:
     step that streams may be clipped, and its updates hand no weights out."""
     for transport in ("ipc", "shm"):
         shape = job(update="at_step", transport=transport, sums_bytes=P, stays=range(UNITS))
-        found = estimate(shape, DISK)
+        found = estimate(shape)
         assert use(found, "spilled sums") == (3, 3)
         assert use(found, "pulls") == (0, 0)  # handed out: the disk is slower
         assert found.disk_space_bytes["spilled sums"] == 4 * P
-    assert use(estimate(job(transport="shm", sums_bytes=P), DISK), "spilled sums") == (0, 0)
-    clipped = estimate(job(sums_bytes=P, may_be_clipped=True, stays=range(UNITS)), DISK)
+    assert use(estimate(job(transport="shm", sums_bytes=P)), "spilled sums") == (0, 0)
+    clipped = estimate(job(sums_bytes=P, may_be_clipped=True, stays=range(UNITS)))
     assert (use(clipped, "spilled sums"), use(clipped, "pulls")) == ((3, 3), (4, 0))
 
 
 def test_bfloat16_halves_links_not_the_store() -> None:
-    found = estimate(job(units(dtype="bfloat16")), DISK)
+    found = estimate(job(units(dtype="bfloat16")))
     assert use(found, "updates") == (12, 12)
     assert links(found)["worker"] == (4, 2)
 
 
 def test_a_frozen_unit_is_pulled_and_never_updated() -> None:
-    found = estimate(job(units(frozen=[3])), DISK)
+    found = estimate(job(units(frozen=[3])))
     assert use(found, "updates") == (9, 9)
     assert use(found, "pulls") == (2 + 4, 0)
-
-
-def test_the_least_time_of_a_step_is_that_of_its_disk() -> None:
-    """Goal: by hand; 24 B a parameter at the mixed rate, 6 at that of pulls, and the manifest; with
-    `--durability step` three flushes at least; a disk that was not measured has no time."""
-    found = estimate(job(durability="process"), DISK)
-    manifest = next(each.written_bytes for each in found.disk if each.name == "manifest")
-    assert found.disk_s == pytest.approx(24 * P / 8e8 + 6 * P / 4e8 + manifest / 5e8)
-    assert found.disk_text.startswith("a step takes at least ")
-    slow = dataclasses.replace(DISK, flush_s=10.0)
-    assert estimate(job(durability="process"), slow).disk_s == found.disk_s
-    assert estimate(job(), slow).disk_s == 30.0
-    unknown = estimate(job())
-    assert unknown.disk_s is None
-    assert "not measured" in unknown.disk_text
 
 
 def test_what_does_not_fit_is_refused_with_the_number_that_would() -> None:
@@ -205,12 +179,12 @@ def test_what_does_not_fit_is_refused_with_the_number_that_would() -> None:
         return dataclasses.replace(job(state=None, budget_bytes=budget_bytes), plan=plan)
 
     with pytest.raises(ConfigError, match="two sides of the state") as caught:
-        estimate(in_ram(4 * MIB), DISK)
+        estimate(in_ram(4 * MIB))
     enough = re.search(r"give (\d+)KiB", str(caught.value))
     assert enough is not None
-    estimate(in_ram(int(enough[1]) * KIB), DISK)
+    estimate(in_ram(int(enough[1]) * KIB))
     with pytest.raises(ConfigError, match="are free; name a directory"):
-        estimate(job(), dataclasses.replace(DISK, free_bytes=P))
+        estimate(job(), free_bytes=P)
 
 
 @pytest.mark.parametrize("transport", ["shm", "ipc"])
@@ -228,41 +202,6 @@ def test_the_budget_of_the_switch_is_planned(transport: str) -> None:
         assert grown == {"switch": 3 * MIB, "arenas": MIB, "all": 3 * MIB + 2 * MIB}
     else:
         assert grown == {"switch": 3 * MIB, "all": 3 * MIB}
-
-
-# ---------------------------------------------------------------------- what was measured
-
-
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk, "FILE_BYTES_MIN", MIB)
-    monkeypatch.setattr(disk, "SECONDS_MIN", 0.0)
-
-
-@pytest.mark.usefixtures("short")
-@pytest.mark.parametrize("page_bytes", [12 * KIB, 48 * MIB])
-def test_the_disk_is_measured_and_nothing_is_left(tmp_path: Path, page_bytes: int) -> None:
-    """Every rate of a tiny sample is a positive number, of pages longer than it too; the temporary
-    file is gone."""
-    plan = dataclasses.replace(job().plan, updates_count=2, reads_count=1, pages_together=8)
-    found = disk_rates(tmp_path / "not" / "yet", plan, page_bytes=page_bytes, state_bytes=0)
-    assert list(tmp_path.iterdir()) == []
-    assert found is not None
-    names = [field.name for field in dataclasses.fields(found)]
-    rates = [getattr(found, name) for name in names if name.endswith("_per_s")]
-    assert len(rates) == 3
-    assert min(rates) > 0
-    assert found.request_bytes == min(8 * page_bytes, MIB // 4)
-    assert found.file_bytes <= MIB
-    json.dumps(dataclasses.asdict(found), allow_nan=False)
-
-
-def test_a_disk_without_room_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "FILE_BYTES_MAX", 1 << 60)
-    assert disk_rates(tmp_path, job().plan, page_bytes=MIB, state_bytes=1 << 60) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 # ---------------------------------------------------------------------- after a run

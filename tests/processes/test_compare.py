@@ -84,7 +84,6 @@ def test_a_comparison_says_what_it_planned(compared: Compared) -> None:
     arm, single = done.arm(), done.arm("single")
     planned = arm["estimate"]
     assert planned["parameters"] == done.document["job"]["parameters"]
-    assert planned["disk_s"] is None, "the disk is not measured before a run"
     assert arm["bound_by"] in (*arm["busy_seconds"], "waiting")
     assert single["estimate"] is single["bound_by"] is None
 
