@@ -48,8 +48,14 @@ class Outbox:
     def receipt(self, m: wire.Message, verb: Verb, contributors: int = 0) -> wire.Received:
         """The receipt of a message."""
         index, part = (m.index, m.part) if isinstance(m, wire.DataMessage) else (0, 0)
+        return self.receipt_of(verb, m.step, index, part, contributors)
+
+    def receipt_of(
+        self, verb: Verb, step: int, index: int = 0, part: int = 0, contributors: int = 0
+    ) -> wire.Received:
+        """The same, of a message that is gone."""
         return self.stamped(
-            wire.Received, step=m.step, index=index, part=part, verb=verb, contributors=contributors
+            wire.Received, step=step, index=index, part=part, verb=verb, contributors=contributors
         )
 
     def send(self, peer: str, message: wire.Message) -> None:

@@ -63,8 +63,7 @@ class Attachments:
         if step is not None and (piece.ranks, piece.piece) in step.keeping:
             step.keeping.discard((piece.ranks, piece.piece))
             step.kept.setdefault(piece.ranks, set()).add(piece.piece)
-            receipt = self._outbox.stamped(
-                wire.Received, step=piece.step, index=piece.piece, part=0, verb=Verb.KEEP,
-                contributors=piece.ranks,
-            )  # fmt: skip
+            receipt = self._outbox.receipt_of(
+                Verb.KEEP, piece.step, piece.piece, contributors=piece.ranks
+            )
             self._children.send_all(receipt)

@@ -100,10 +100,7 @@ class FirstWeights:
         return self._shard.layout.chunks[chunk].sum_bytes, self._shard.loaded_bytes(chunk)
 
     def _confirm(self, chunk: int) -> None:
-        receipt = self._outbox.stamped(
-            wire.Received, step=0, index=chunk, part=0, verb=Verb.LOAD, contributors=0
-        )
-        self._children.send_all(receipt)
+        self._children.send_all(self._outbox.receipt_of(Verb.LOAD, 0, chunk))
 
 
 _KINDS: Final = (wire.Push, wire.Propose, wire.Commit, wire.Keep)
@@ -208,7 +205,4 @@ class Filling:
         return not self.number or (has_all and not self._under_way)
 
     def _confirm(self, chunk: int) -> None:
-        receipt = self._outbox.stamped(
-            wire.Received, index=chunk, part=0, verb=Verb.PAGE, contributors=0
-        )
-        self._children.send_all(receipt)
+        self._children.send_all(self._outbox.receipt_of(Verb.PAGE, self._outbox.step, chunk))

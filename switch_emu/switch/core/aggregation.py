@@ -343,8 +343,5 @@ class Aggregation:
         for contributors in in_slot:
             peer = self._members.peer_of(contributors)
             if peer is not None:
-                receipt = self._outbox.stamped(
-                    wire.Received, step=step, index=extent, part=part, verb=Verb.PUSH,
-                    contributors=contributors,
-                )  # fmt: skip
+                receipt = self._outbox.receipt_of(Verb.PUSH, step, extent, part, contributors)
                 self._outbox.send(peer, receipt)

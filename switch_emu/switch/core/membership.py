@@ -409,9 +409,7 @@ class Membership:
         self._send_joined(elsewhere | self._members.joined)
 
     def _send_joined(self, ranks: int) -> None:
-        receipt = self._outbox.stamped(
-            wire.Received, step=0, index=0, part=0, verb=Verb.HELLO, contributors=ranks
-        )
+        receipt = self._outbox.receipt_of(Verb.HELLO, 0, contributors=ranks)
         self._outbox.send_all(self._members.everyone, receipt)
 
     def _report_presence(self) -> None:

@@ -24,7 +24,6 @@ and its own Hello makes the node open a new attempt.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
@@ -44,12 +43,10 @@ from switch_emu.switch.core.actions import Action, Cache, Sum, SwitchLimits
 from switch_emu.switch.core.aggregation import Aggregation, RawUp
 from switch_emu.switch.core.attachments import Attachments, InitialWeights
 from switch_emu.switch.core.attempts import Attempts
-from switch_emu.switch.core.fixed_slots import FixedSlotPool
 from switch_emu.switch.core.lead import Lead
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import Parents, parent_names
 from switch_emu.switch.core.readers import ReaderRoutes
-from switch_emu.switch.core.slots import SlotPool
 from switch_emu.switch.core.statements import Agreement, BeginCommit
 from switch_emu.switch.core.weights_down import WeightsDown
 
@@ -149,6 +146,7 @@ class SwitchCore:
         self.aggregation = Aggregation(
             out, self.children, up, self.attempts, self.weights_down, self.raw_up, limits
         )  # fmt: skip
+        self.pool, self.duplicates = self.aggregation.pool, self.aggregation.duplicates
         self._parts = (
             self.attempts, self.begin_commit, self.agreement, self.weights_down, self.raw_up,
             self.initial_weights, self.attachments, self.aggregation,
@@ -416,16 +414,6 @@ class SwitchCore:
     def aggregator(self) -> Aggregator:
         """The job's; it sums in float32 until the first child has brought the description."""
         return self.agreement.aggregator
-
-    @property
-    def pool(self) -> SlotPool | FixedSlotPool:
-        """The slots."""
-        return self.aggregation.pool
-
-    @property
-    def duplicates(self) -> Counter[str]:
-        """Contributions that came again, by child."""
-        return self.aggregation.duplicates
 
     def is_member(self, peer: str) -> bool:
         """True if a connection is that of a child that has joined."""
