@@ -121,7 +121,7 @@ def test_weights_that_the_switch_caches_are_read_once() -> None:
     assert half.cached_ratio == 0.5
     assert use(half, "pulls") == (1, 0), "the second unit alone"
     assert any("weights are sent, 50% by the switch alone" in line for line in half.details)
-    in_place = estimate(job(cache_bytes=4 * P, transport="shm", resident_bytes=16 * P))
+    in_place = estimate(job(cache_bytes=4 * P, transport="shm", resident_bytes=16 * P + 4 * KIB))
     assert in_place.weights_in_place
     assert in_place.cached_ratio == 0
 
@@ -136,8 +136,9 @@ def test_a_state_in_ram_has_no_disk() -> None:
 
 
 def test_weights_in_shared_memory_are_not_read_from_disk() -> None:
-    """Two places of 4 bytes fit half of what pages may take: the tier gets the other half."""
-    found = estimate(job(transport="shm", resident_bytes=16 * P))
+    """Two places of 4 bytes, and their table, fit half of what pages may take: the tier gets the
+    other half."""
+    found = estimate(job(transport="shm", resident_bytes=16 * P + 4 * KIB))
     assert found.weights_in_place
     assert found.resident_pages_ratio < 1
     assert use(found, "updates")[0] > 0
