@@ -207,6 +207,7 @@ class LocalCluster(Closing):
             nic = self.nic(rank)
             result = worker(nic)
             nic.leave()
+            nic.close()  # switch and node end when all have
             return result
 
         return self.run_ranks(work)

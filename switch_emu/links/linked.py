@@ -243,11 +243,6 @@ class LinkedTransport(Transport):
     # ---------------------------------------------------------------------- counters
 
     @property
-    def can_lose(self) -> bool:
-        """True if a message may never arrive."""
-        return self._link.can_lose
-
-    @property
     def holds_sends(self) -> bool:
         """True if any message to a peer is held."""
         return bool(self._leaving)

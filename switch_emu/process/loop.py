@@ -44,7 +44,6 @@ from luwu.transport.interface import (
 from luwu.wire.codec import decode, encode
 from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Commit, Content, Hello, Message, Refuse, Role, Weights
-from switch_emu.links.linked import LinkedTransport
 from switch_emu.process.admission import Admission, RateLimit
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.payload import Payload
@@ -288,18 +287,16 @@ class Loop:
             self._reap()
 
     def _await_last_answers(self, should_stop: Callable[[], bool]) -> None:
-        """Serve until our last answers have arrived, where links are emulated.
+        """Serve until all connections to us are closed, for a while at most.
 
-        If a link can lose one, the child asks again; we answer until it has closed its connection.
+        A socket that is closed with something unread discards what it has not sent: our last
+        answers, to a child that repeats its requests.
         """
-        links = self.transport
-        if not isinstance(links, LinkedTransport):
-            return
         end_ns = SYSTEM_CLOCK.now_ns() + _LAST_ANSWERS_NS_MAX
-        while self._children and (links.can_lose or links.holds_sends):
+        while self._children:
             if should_stop() or SYSTEM_CLOCK.now_ns() > end_ns:
                 return
-            item = links.receive(_RECEIVE_NS_MAX)
+            item = self.transport.receive(_RECEIVE_NS_MAX)
             if item is not None:
                 self._handle(item)
             self.background()

@@ -250,3 +250,21 @@ def test_a_worker_leaves_though_its_switch_is_gone(tmp_path: Path) -> None:
             nic.leave()
     names = [json_object(line)["name"] for line in events.read_text().splitlines()]
     assert names[-2:] == ["worker.leaves", "worker.left_unnoted"]
+
+
+@every_place
+def test_who_answered_a_leave_stays_until_its_children_have_gone(
+    has_switch: bool, tmp_path: Path
+) -> None:
+    """I6. Goal: no last answer is lost with its connection, which discards what it has not sent if
+    something came meanwhile: a child would wait for it for ever."""
+    job = Job(world_size=1)
+    with cluster_for(job, tmp_path, has_switch=has_switch, transport="tcp") as cluster:
+        nic = cluster.nic(0)
+        Worker(job)(nic)
+        nic.leave()
+        for thread in cluster._threads:
+            thread.join(timeout=0.3)
+        assert all(thread.is_alive() for thread in cluster._threads)
+        nic.close()
+        cluster.wait_until_served()
