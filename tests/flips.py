@@ -190,8 +190,8 @@ class FlippingOutgoing(Outgoing):
 
     flipper: Flipper
 
-    def written(self) -> Payload | None:
-        payload = super().written()
+    def written(self, *, show: bool = True) -> Payload | None:
+        payload = super().written(show=show)
         extent, step, _ = self._key
         share = Share(self.flipper.trial.job.layout, self.flipper.trial.node, REPLICAS)
         if payload is not None and share.owns(extent):

@@ -54,6 +54,7 @@ class Child:
                 self._process = subprocess.Popen(
                     list(command), stdin=subprocess.PIPE, stdout=output, stderr=output,
                     env=dict(environ), start_new_session=True,
+                    bufsize=0,  # a line that is not read must not be written again at the end
                 )  # fmt: skip
             except OSError as exc:
                 raise ConfigError(f"cannot start {name} ({command[0]}): {exc}") from exc
@@ -87,7 +88,6 @@ class Child:
         """Send a line to its standard input. Raises BrokenPipeError if it reads no more."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
-        self._process.stdin.flush()
 
     def _has_exited(self) -> bool:
         try:
