@@ -63,10 +63,8 @@ class PlacesMap:
         return self.unit_start(found.unit, step) + at * DTYPES[found.wire_dtype].nbytes
 
     def stamp(self, extent: int, step: int, attempt: int) -> int:
-        """The word of a place whose weights count for a step in an attempt, if they are not frozen
-        for all of the attempt; never 0.
-
-        Two that are alike are 2^24 attempts or 2^40 steps apart: their place is written between.
+        """The word of a place whose weights count for a step in an attempt, or, if they are frozen,
+        for all of it; never 0. Equal ones are 2^24 attempts or 2^40 steps apart.
         """
         counted = step + 1 if self.layout.extents[extent].trainable else 1
         return (attempt << _STEP_BITS | counted & (1 << _STEP_BITS) - 1) & (1 << 64) - 1

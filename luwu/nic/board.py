@@ -1,8 +1,7 @@
 """Weights that lie in memory shared with their sender, found by looking: without a message.
 
 The first weights that come at a place of their own say where the table of all places is
-(`PlacesMap`), and the worker looks there before it asks. What it finds has the stamp of its attempt
-and of the step; it must know the verdict of the step before.
+(`PlacesMap`), and the worker looks there before it asks: for the stamp of its attempt and the step.
 
 The sender does not know who reads. It writes over weights when the ranks that count have let go of
 them, so their stamps are the same when they are let go. Those of a rank that was left out meanwhile
@@ -47,8 +46,7 @@ class Board:
         """True if weights were written over before they were let go."""
 
     def find(self, unit: int, step: int, attempt: int, *, judged_step: int) -> LookedUp | None:
-        """The weights of a unit for a step, if all are there and may be used by who knows the
-        verdict of `judged_step`, in this attempt."""
+        """The weights of a unit, if all are there and the verdict of the step before is known."""
         layout, places = self._places.layout, self._places
         if step > judged_step + 1:
             return None  # tentative

@@ -423,7 +423,8 @@ class Nic(Closing):
 
     def _new(self, name: str, step: int, unit: int) -> Handle:
         self._mailbox.raise_if_aborted()
-        if self._board is not None and self._board.was_overtaken:
+        board = self._board  # the I/O thread forgets it with an attempt
+        if board is not None and board.was_overtaken:
             what = "the attempt that went on without this rank, whose weights were written over"
             self._mailbox.wait_until(lambda: False, what, None)
         return Handle(name, step, unit, self._mailbox.known_era)
@@ -647,9 +648,8 @@ class Nic(Closing):
 
     def _learn(self, handle: Handle, shared: SharedWeights, count: int) -> None:
         """Weights came at a place of their own: from now on others are looked for there."""
-        found = board_of(
-            self._layout, shared, unit=handle.unit, step=handle.step, count=count
-        )  # fmt: skip
+        unit, step = handle.unit, handle.step
+        found = board_of(self._layout, shared, unit=unit, step=step, count=count)
         if self._board is None or found is None or found.base != self._board.base:
             self._board = found
 

@@ -11,8 +11,9 @@ that. Memory that a step has had once is not left empty later: where it has room
 ahead, and while a streaming backward ends, into the next step. So what the network brings for the
 next forward travels beside the last gradients.
 
-Units whose weights are used in memory shared with their sender take none of ours: they are asked
-for as they are used, for mostly they are there (`luwu/nic/board.py`).
+Units whose weights are used in memory shared with their sender take none of ours, and are mostly
+there (`luwu/nic/board.py`). They are asked for as they are used; and all that follow, once one has
+to be waited for. (The first of a step does not count: it waits for the verdict before.)
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Prefetcher:
         is_early = pull is None or pull.handle.done
         self.use_count += 1
         self.early_count += is_early
-        self.top_up(wanted=index)
+        self.top_up(wanted=index, is_late=not is_early and len(self._record) > 1)
         if pull is None:
             return
         if not is_early:
@@ -98,12 +99,13 @@ class Prefetcher:
         self._bytes -= unit.weights.memory_bytes
         self.top_up()
 
-    def top_up(self, wanted: int = -1) -> None:
-        """Ask for what comes next, as far as there is room for it; `wanted` is being waited for."""
+    def top_up(self, wanted: int = -1, *, is_late: bool = False) -> None:
+        """Ask for what comes next, as far as there is room; `wanted` is used now, and `is_late`."""
         self._fetch_arrived()
         under_way = 0
         for index, pull in self._pulls.items():
-            under_way += index != wanted and not pull.by_hand
+            if index != wanted and not pull.by_hand and pull.unit.weights.memory_bytes:
+                under_way += 1
         foreseen = {wanted}
         for index in self._order[self._cursor :]:
             unit = self._units[index]
@@ -115,11 +117,12 @@ class Prefetcher:
             if self._streaming and unit.was_pushed:
                 break
             foreseen.add(index)
-            if index in self._pulls or not weights.memory_bytes:
+            if index in self._pulls or not (weights.memory_bytes or is_late):
                 continue
-            if under_way >= self._window and not self._has_room(unit):
-                break
-            under_way += 1
+            if weights.memory_bytes:
+                if under_way >= self._window and not self._has_room(unit):
+                    break
+                under_way += 1
             if not weights.prepare(wait=False):
                 break  # the next look will find more
             self._ask(unit)
