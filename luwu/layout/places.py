@@ -31,11 +31,15 @@ class PlacesMap:
     """Places of each extent."""
 
     @cached_property
+    def unit_bytes(self) -> tuple[int, ...]:
+        """Bytes of each unit's weights."""
+        return tuple(map(self.layout.unit_wire_bytes, range(len(self.layout.units))))
+
+    @cached_property
     def _units(self) -> tuple[int, ...]:
         """Where each unit begins in the first of its places, and the end of all."""
-        nbytes = map(self.layout.unit_wire_bytes, range(len(self.layout.units)))
-        sizes = (-(-each // _UNIT_ALIGN_BYTES) * _UNIT_ALIGN_BYTES for each in nbytes)
-        return tuple(accumulate(sizes, initial=0))
+        aligned = (-(-n // _UNIT_ALIGN_BYTES) * _UNIT_ALIGN_BYTES for n in self.unit_bytes)
+        return tuple(accumulate(aligned, initial=0))
 
     @property
     def table_start(self) -> int:
@@ -64,8 +68,7 @@ class PlacesMap:
 
     def stamp(self, extent: int, step: int, attempt: int) -> int:
         """The word of a place whose weights count for a step in an attempt, or, if they are frozen,
-        for all of it; never 0. Equal ones are 2^24 attempts or 2^40 steps apart.
-        """
+        for all of it; never 0. Equal ones are 2^24 attempts or 2^40 steps apart."""
         counted = step + 1 if self.layout.extents[extent].trainable else 1
         return (attempt << _STEP_BITS | counted & (1 << _STEP_BITS) - 1) & (1 << 64) - 1
 

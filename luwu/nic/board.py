@@ -11,27 +11,11 @@ may not be: then what it computed is void, and the new attempt is about to be an
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
 
 from luwu.layout import Layout, PlacesMap
 from luwu.nic.memory import SharedWeights
-
-
-class LookedUp(SharedWeights):
-    """One unit's weights that were found by looking."""
-
-    def __init__(
-        self, address: int, nbytes: int, mapping: memoryview, board: Board,
-        words: Iterable[tuple[int, int]],
-    ) -> None:  # fmt: skip
-        """`words`: number and content of each word of theirs."""
-        self.address, self.nbytes, self.mapping = address, nbytes, mapping
-        self._board, self._words = board, tuple(words)
-
-    def release(self) -> None:
-        words, self._words = self._words, ()
-        if not all(self._board.words[number] == found for number, found in words):
-            self._board.was_overtaken = True
 
 
 class Board:
@@ -45,19 +29,24 @@ class Board:
         self.was_overtaken = False
         """True if weights were written over before they were let go."""
 
-    def find(self, unit: int, step: int, attempt: int, *, judged_step: int) -> LookedUp | None:
+    def find(self, unit: int, step: int, attempt: int, *, judged_step: int) -> SharedWeights | None:
         """The weights of a unit, if all are there and the verdict of the step before is known."""
-        layout, places = self._places.layout, self._places
+        places = self._places
         if step > judged_step + 1:
             return None  # tentative
         words = [
             (places.word(extent, step), places.stamp(extent, step, attempt))
-            for extent in layout.unit_extents[unit]
+            for extent in places.layout.unit_extents[unit]
         ]
         if any(self.words[number] != stamp for number, stamp in words):
             return None
         address = self.base + places.unit_start(unit, step)
-        return LookedUp(address, layout.unit_wire_bytes(unit), self._mapping, self, words)
+        nbytes, let_go = places.unit_bytes[unit], partial(self._let_go, words)
+        return SharedWeights(address, nbytes, self._mapping, let_go)
+
+    def _let_go(self, words: Sequence[tuple[int, int]]) -> None:
+        if any(self.words[number] != stamp for number, stamp in words):
+            self.was_overtaken = True
 
 
 def board_of(
@@ -65,9 +54,8 @@ def board_of(
 ) -> Board | None:
     """The board that weights of a unit for a step lie on, one of `count` places; None if its memory
     does not reach so far, as that of a peer of another version."""
-    places = PlacesMap(layout, count)
+    places, memory = PlacesMap(layout, count), shared.mapping.obj
     base = shared.address - places.unit_start(unit, step)
-    memory = shared.mapping.obj
     if not isinstance(memory, ctypes.Array):
         return None
     start = ctypes.addressof(memory)

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,17 +172,19 @@ def private_memory(nbytes: int) -> memoryview:
 class SharedWeights:
     """One unit's weights in their sender's memory, which stays unchanged until `release`."""
 
-    def __init__(self, address: int, nbytes: int, deliveries: list[Delivery]) -> None:
-        self.address, self.nbytes = address, nbytes
-        self.mapping = deliveries[0].buffers[0]
-        """This reference leaves the memory mapped, after `release` too."""
-        self._deliveries = deliveries
+    def __init__(
+        self, address: int, nbytes: int, mapping: memoryview, at_release: Callable[[], object]
+    ) -> None:
+        """`at_release` is called once."""
+        self.address, self.nbytes, self.mapping = address, nbytes, mapping
+        """The last reference leaves the memory mapped, after `release` too."""
+        self._at_release: Callable[[], object] | None = at_release
 
     def release(self) -> None:
         """The weights are not read any more; may be repeated."""
-        deliveries, self._deliveries = self._deliveries, []
-        for delivery in deliveries:
-            delivery.release()
+        at_release, self._at_release = self._at_release, None
+        if at_release is not None:
+            at_release()
 
 
 class IncomingWeights:
@@ -230,8 +233,7 @@ class IncomingWeights:
 
     def release(self) -> None:
         """The weights are not needed any more."""
-        for delivery in self._shared.values():
-            delivery.release()
+        _release(self._shared.values())
         self._shared = {}
 
     def _in_one_piece(self) -> SharedWeights | None:
@@ -247,7 +249,8 @@ class IncomingWeights:
         if len(bases) > 1:
             return None
         nbytes = max(sum(run) for runs in self._runs.values() for run in runs)
-        return SharedWeights(bases.pop(), nbytes, list(self._shared.values()))
+        held = list(self._shared.values())
+        return SharedWeights(bases.pop(), nbytes, held[0].buffers[0], partial(_release, held))
 
     def _copy(self, extent: int, delivery: Delivery) -> None:
         if self._into is None:
@@ -259,4 +262,9 @@ class IncomingWeights:
         for start, length in self._runs[extent]:
             np.copyto(target[start : start + length], source[at : at + length])
             at += length
+        delivery.release()
+
+
+def _release(deliveries: Iterable[Delivery]) -> None:
+    for delivery in deliveries:
         delivery.release()

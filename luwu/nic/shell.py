@@ -159,7 +159,7 @@ class Nic(Closing):
         self._board: Board | None = None
         """Where weights are looked for; None: they are asked for."""
         self._found_bytes = 0
-        """Of weights that were found by looking."""
+        """Bytes of weights that were found without a message."""
         self.is_closed = False
         """True if `close` was called."""
         try:

@@ -292,13 +292,12 @@ class NodeShell(Loop):
         """Start reads of weights while outgoing payloads are within their budget."""
         for _ in range(len(self._waiting_reads)):
             read = self._waiting_reads.popleft()
-            placed, places = None, self._places
-            if places is not None and isinstance(read, ReadWeights):
-                placed = places.get(read.extent, read.step, read.attempt)
-            if placed is not None and places is not None and isinstance(read, ReadWeights):
-                in_place = places.count
-                self.do(self.core.weights_read(read, placed, in_place=in_place))
-            elif self._waiting_bytes() < self._plan.outgoing_bytes:
+            if self._places is not None and isinstance(read, ReadWeights):
+                placed = self._places.get(read.extent, read.step, read.attempt)
+                if placed is not None:
+                    self.do(self.core.weights_read(read, placed, in_place=self._places.count))
+                    continue
+            if self._waiting_bytes() < self._plan.outgoing_bytes:
                 pipeline.start(read)
             else:
                 self._waiting_reads.append(read)

@@ -118,14 +118,14 @@ class WeightsPlaces:
         with self._lock:
             self._place(extent, step).is_claimed = False
 
-    def get(self, extent: int, step: int, attempt: int) -> Payload | None:
-        """The weights for a step, if they are here and count under this attempt; then they are
-        shown too."""
+    def get(self, extent: int, step: int, attempt: int, *, show: bool = True) -> Payload | None:
+        """The weights for a step, if they are here and count under this attempt."""
         with self._lock:
             place = self._place(extent, step)
             if not self._has(place, step, attempt):
                 return None
-            self._show(extent, step, attempt)
+            if show:
+                self._show(extent, step, attempt)
             return self._handed_out(place)
 
     def hand_out(self, extent: int, step: int, attempt: int) -> Payload | None:

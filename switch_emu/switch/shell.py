@@ -153,13 +153,15 @@ class SwitchShell(Loop):
         if self._places is None:
             return None
         key = (action.extent, action.step, action.attempt)
-        memory = self._places.claim(*key)
+        # Who looks sees no checksum, which weights of one of several nodes have.
+        show, memory = not payload.checksum, self._places.claim(*key)
         if memory is None:
-            return self._places.get(*key)
-        memory[:] = payload.view()
-        # Who looks has no checksum, which weights of one of several nodes have.
-        placed = self._places.fill(*key, show=not payload.checksum)
-        placed.checksum = payload.checksum
+            placed = self._places.get(*key, show=show)
+        else:
+            memory[:] = payload.view()
+            placed = self._places.fill(*key, show=show)
+        if placed is not None:
+            placed.checksum = payload.checksum
         return placed
 
     @functools.cached_property

@@ -173,7 +173,7 @@ def two_nodes(tmp_path: Path) -> Path:
 
 
 def test_two_nodes(two_nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Goal: every node is told, and what only one of them has prepared."""
+    """Goal: the report has every node, and what only one of them has prepared."""
     code, said = verify(capsys, two_nodes, "--full")
     assert code == 0, said
     assert "node-0: version 2" in said

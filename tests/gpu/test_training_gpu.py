@@ -21,7 +21,6 @@ from luwu.training.devices.device import CudaDevice
 from luwu.training.devices.gpu import CudaStreams, HostPins
 from luwu.training.script.session import Session
 from luwu.transport.arena import Access, map_memory
-from luwu.transport.interface import Delivery
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import worker
@@ -219,7 +218,7 @@ def test_what_a_peer_writes_is_copied_from_where_it_lies() -> None:
     for value in (3, 7):
         theirs[:] = bytes([value]) * nbytes
         storage.resize_(0)
-        shared = SharedWeights(address_of(ours), nbytes, [Delivery("", b"", [ours], lambda: None)])
+        shared = SharedWeights(address_of(ours), nbytes, ours, lambda: None)
         device.fetch(octets, device.host.wait(), shared).synchronize()
         assert device.may_share
         assert bool((octets == value).all())

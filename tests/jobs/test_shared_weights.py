@@ -117,7 +117,7 @@ def test_weights_that_were_asked_for_and_not_used_are_let_go_before_the_commit(
 
 def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_path: Path) -> None:
     """I3. Goal: a rank that read on after it had been left out computes nothing more before it
-    hears of the attempt that counts; then it looks for weights as before.
+    learns of the attempt that counts; then it looks for weights as before.
     Method: rank 0 takes it that its weights were written over; rank 1 gives the attempt up."""
 
     def work(rank: int) -> tuple[list[int], bool]:

@@ -9,7 +9,7 @@ from tests.helpers.waiting import is_soon
 
 
 def test_a_line_that_is_not_read_does_not_keep_a_process_from_being_reaped(tmp_path: Path) -> None:
-    """I8. Goal: a process that ends as it is told something is a process that has ended."""
+    """I8. Goal: a process that ends before it reads its last line counts as ended."""
     child = Child("node", ["/bin/sh", "-c", "exec <&-"], log=tmp_path / "log", environ={})
 
     def is_broken() -> bool:

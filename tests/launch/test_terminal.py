@@ -1,4 +1,4 @@
-"""What goes to the terminal: levels of lines."""
+"""Which lines are printed on the terminal, by their level."""
 
 from __future__ import annotations
 

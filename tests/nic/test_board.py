@@ -10,7 +10,6 @@ import pytest
 from luwu.layout import Layout, Parameter, PlacesMap, Unit
 from luwu.nic.board import Board, board_of
 from luwu.nic.memory import SharedWeights
-from luwu.transport.interface import Delivery
 from switch_emu.process.places import WeightsPlaces
 
 LAYOUT = Layout(
@@ -49,9 +48,8 @@ class Sender(NamedTuple):
         start = OFFSET + PlacesMap(LAYOUT, self.places.count).unit_start(unit, step)
         end = start + LAYOUT.unit_wire_bytes(unit)
         view = memoryview(self.memory).cast("B").toreadonly()[start:end]
-        return SharedWeights(
-            ctypes.addressof(self.memory) + start, view.nbytes, [Delivery("node", b"", [view])]
-        )
+        address = ctypes.addressof(self.memory) + start
+        return SharedWeights(address, view.nbytes, view, lambda: None)
 
     def board(self, unit: int, step: int) -> Board:
         """As the first weights that come lead to it."""
@@ -113,7 +111,7 @@ def test_weights_that_nobody_may_use_yet_are_not_found() -> None:
 
 
 def test_nothing_is_found_while_it_is_written() -> None:
-    """I3. Goal: half-written weights are nobody's, and none of a place that was given up."""
+    """I3. Goal: half-written weights are not found, nor those of a place that was given up."""
     sender = Sender.of(1)
     board = sender.board(1, 0)
     sender.publish(0, step=1, attempt=0)

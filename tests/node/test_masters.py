@@ -31,7 +31,7 @@ from tests.light_job import KIB, MIB, Job, initial, make_layout
 LAYOUT = make_layout(extent_chunks=2)
 TRAINED = [extent.index for extent in LAYOUT.extents if extent.trainable]
 EXTENT = 0
-"""Of two pages that differ in size."""
+"""It has two pages that differ in size."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Node:
         return memoryview(bytearray(nbytes))
 
     def does(self, action: Any, answer: str) -> tuple[Payload | None, Any]:
-        """What the pipeline told when it had done an action."""
+        """What the pipeline reported after an action."""
         self._pipeline.start(action)
         found = None
         while found is None:
@@ -179,7 +179,7 @@ def test_weights_are_there_once(nodes: tuple[Node, Node]) -> None:
 @pytest.mark.parametrize("extent", TRAINED)
 def test_masters_leave_a_place_that_is_held(extent: int, nodes: tuple[Node, Node]) -> None:
     """I2, I3, I5, P6. Goal: as long as a worker holds the weights of a step, they stay as they are;
-    updates write elsewhere, and wait for nobody. Sums have so much less room, until the masters are
+    updates write elsewhere, and wait for no worker. Sums have less room, until the masters are
     back, with the first update after it lets go. A pin reads what it pinned, wherever that was."""
     node, plain = nodes
     nbytes = LAYOUT.extents[extent].wire_bytes

@@ -100,7 +100,7 @@ class Prefetcher:
         self.top_up()
 
     def top_up(self, wanted: int = -1, *, is_late: bool = False) -> None:
-        """Ask for what comes next, as far as there is room; `wanted` is used now, and `is_late`."""
+        """Ask for what comes next, as far as there is room. `is_late`: `wanted` is not here yet."""
         self._fetch_arrived()
         under_way = 0
         for index, pull in self._pulls.items():
