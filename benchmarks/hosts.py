@@ -1,9 +1,9 @@
 """Every arm over the same shaped network: what a step takes, and what its links allow.
 
 Metric:   seconds of a step of `workers/train.py` by LuWu, FSDP2 and DDP on network namespaces in a
-          star, one worker on each, the optimizer node on one more and the switch in the centre:
-          the median over steps, without the first ones. Bytes a step on each link and direction,
-          by the kernel's count.
+          star, one worker or more on each, the optimizer node on one more and the switch in the
+          centre; LuWu with a switch on each host (`luwu up --hosts`): the median over steps,
+          without the first ones. Bytes a step on each link and direction, by the kernel's count.
 Bound:    the largest of compute alone and of bytes / rate over links and directions, of the same
           run. Hidden: how much of the smaller of the two lay behind the larger.
 Host:     the same run on links without a rate. Where that alone takes more than half of the bound,
@@ -25,7 +25,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,17 @@ from benchmarks.training import COMPUTE_ONLY, WARM_UPS, Training, TrainingRuns, 
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.quantities import parse_bytes_per_s
+from luwu.base.tree import ranges_text
 from luwu.compare.arm import script_arguments
 from luwu.compare.comparison import job_step_seconds
 
 ARMS = ("luwu", "fsdp", "ddp")
 LUWU = (sys.executable, "-m", "luwu")
-REAL = Training(layers=4, width=256, context=32, batch=1, workers=4, steps=13)
+HOSTS_COUNT = 4
+REAL = Training(layers=4, width=256, context=32, batch=1, workers=HOSTS_COUNT, steps=13)
 """3.4 M parameters: 13.7 MB of float32, 1.1 s on a link of 0.1 Gbit/s."""
-SMOKE = Training(layers=2, width=64, context=16, batch=1, workers=2, steps=5)
+SMOKE_HOSTS_COUNT = 2
+SMOKE = Training(layers=2, width=64, context=16, batch=1, workers=SMOKE_HOSTS_COUNT, steps=5)
 MEANINGS = {
     "luwu_over_bound_max": "time of luwu / its own bound, the worst of the cases that are not "
     "marked cpu; less is better",
@@ -90,8 +93,8 @@ class HostRun:
 class HostRuns:
     """Runs of commands as a user types them, each on its host."""
 
-    def __init__(self, runs: TrainingRuns, job: Training) -> None:
-        self._runs, self._job = runs, job
+    def __init__(self, runs: TrainingRuns, job: Training, hosts_count: int) -> None:
+        self._runs, self._job, self._hosts_count = runs, job, hosts_count
         self._count = 0
 
     def run(self, arm: str, case: Case, rate: str | None) -> HostRun:
@@ -99,20 +102,20 @@ class HostRuns:
         self._count += 1
         folder = self._runs.directory / f"hosts-{self._count}"
         folder.mkdir()
-        workers = self._job.workers
+        workers, hosts_count = self._job.workers, self._hosts_count
         with ExitStack() as stack:
             rate_bytes = None if rate is None else parse_bytes_per_s(rate)
-            network = stack.enter_context(hosts(workers + 1, rate_bytes))
+            network = stack.enter_context(hosts(hosts_count + 1, rate_bytes))
             started = stack.enter_context(Commands(folder, workers))
             if arm == "luwu":
                 self._serve(started, network, case)
             before = network.counts()
-            for index in range(workers):
-                command = self._worker(arm, case, network, index, folder)
-                started.start([*network.host(index), *command], f"worker-{index}")
+            for index in range(hosts_count):
+                command = self._workers(arm, case, network, index, folder)
+                started.start([*network.host(index), *command], f"host-{index}")
             started.wait()
             after = network.counts()
-        names = [*(f"host-{index}" for index in range(workers)), "node"]
+        names = [*(f"host-{index}" for index in range(hosts_count)), "node"]
         records = [read_json(folder / f"result.rank{rank}.json") or {} for rank in range(workers)]
         node = read_json(folder / "up" / "results" / "node.json") or {}
         return HostRun(
@@ -127,36 +130,40 @@ class HostRuns:
 
     def _serve(self, started: Commands, network: Hosts, case: Case) -> None:
         """The node on a host of its own, and the switch in the centre."""
-        workers = self._job.workers
+        hosts_count = self._hosts_count
         node = [
-            "--role", "node", "--workers", str(workers), "--durability", "none",
+            "--role", "node", "--workers", str(self._job.workers), "--hosts", str(hosts_count),
+            "--on-worker-loss", "wait", "--durability", "none",
             "--chunk", CHUNKS.get(case.rate, "1MiB"),
             "--reshard-after-forward", str(case.reshard).lower(),
         ]  # fmt: skip
         for flags, where, address in (
-            (node, network.host(workers), network.address(workers)),
-            (["--role", "switch"], network.centre, CENTRE),
+            (node, network.host(hosts_count), network.address(hosts_count)),
+            (["--role", "switch", "--on-worker-loss", "wait"], network.centre, CENTRE),
         ):
             common = ["--run-dir", "up", "--bind", f"tcp://{address}:0", "--insecure"]
             started.start([*where, *LUWU, "up", *flags, *common], flags[1])
 
-    def _worker(
+    def _workers(
         self, arm: str, case: Case, network: Hosts, index: int, folder: Path
     ) -> list[str]:  # fmt: skip
+        """What starts the workers of a host."""
         config = self._runs.config(self._job, {
             "dtype": case.dtype, "reshard_after_forward": str(case.reshard).lower(),
         })  # fmt: skip
         script = ["-m", "workers.train", *script_arguments(arm, config, folder / "result.json")]
-        workers, first = str(self._job.workers), network.address(0)
+        count = self._job.workers // self._hosts_count
         if arm == "luwu":
+            first = index * count
             return [
                 *LUWU, "run", "--join", "up/connect.json", "--run-dir", f"workers-{index}",
-                "--worker-hosts", workers, "--rendezvous", f"{first}:29400", *script,
+                "--ranks", ranges_text(range(first, first + count)), *script,
             ]  # fmt: skip
         return [
-            sys.executable, "-m", "torch.distributed.run", "--nnodes", workers,
-            "--node-rank", str(index), "--master-addr", first, "--master-port", "29500",
-            "--local-addr", network.address(index), "--nproc-per-node", "1", *script,
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", str(self._hosts_count),
+            "--node-rank", str(index), "--master-addr", network.address(0),
+            "--master-port", "29500", "--local-addr", network.address(index),
+            "--nproc-per-node", str(count), *script,
         ]  # fmt: skip
 
 
@@ -204,9 +211,9 @@ class Commands:
 class Measured:
     """Runs of all cases, each of them once; DDP's and compute's serve both ways of freeing."""
 
-    def __init__(self, runs: TrainingRuns, job: Training) -> None:
+    def __init__(self, runs: TrainingRuns, job: Training, hosts_count: int) -> None:
         self._runs, self._job = runs, job
-        self._on_hosts = HostRuns(runs, job)
+        self._on_hosts = HostRuns(runs, job, hosts_count)
         self._shared: dict[tuple[str, ...], HostRun] = {}
         self._compute_s: dict[str, float] = {}
 
@@ -293,6 +300,9 @@ def main() -> int:
     parser.add_argument("--rates", type=harness.comma_list, help="100mbit,1gbit")
     parser.add_argument("--dtypes", type=harness.comma_list, help="float32,bfloat16")
     parser.add_argument("--arms", type=harness.comma_list, help=",".join(ARMS))
+    parser.add_argument(
+        "--per-host", type=int, default=1, metavar="N", help="workers on each host (default: 1)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the table as SVG")
     try:
         return _run(parser.parse_args())
@@ -306,7 +316,8 @@ def main() -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     smoke = arguments.smoke
-    job = SMOKE if smoke else REAL
+    job, hosts_count = (SMOKE, SMOKE_HOSTS_COUNT) if smoke else (REAL, HOSTS_COUNT)
+    job = replace(job, workers=hosts_count * arguments.per_host)
     rates = arguments.rates or (["1gbit"] if smoke else ["100mbit", "1gbit"])
     dtypes = arguments.dtypes or (["float32"] if smoke else ["float32", "bfloat16"])
     cases = [
@@ -317,7 +328,7 @@ def _run(arguments: argparse.Namespace) -> int:
     ]
     rows = []
     with temporary_directory() as directory:
-        measured = Measured(TrainingRuns(Path(directory)), job)
+        measured = Measured(TrainingRuns(Path(directory)), job, hosts_count)
         for case in cases:
             compute_s = measured.compute(case)
             for arm in arguments.arms or ARMS:

@@ -182,6 +182,9 @@ class RunConfig:
         "where the torchruns of all hosts meet: the address of one host, and a free port")
     engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
+    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", UP, HOSTS,
+        "number of hosts that share the workers evenly, each with a switch of its own",
+        roles=BOTH)
     bind: str | None = _key(None, words, "ENDPOINT", UP, HOSTS,
         "address to listen on, such as tcp://127.0.0.1:0")
     advertise: str | None = _key(None, words, "HOST[:PORT]", UP, HOSTS,

@@ -6,11 +6,13 @@ import errno
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import unix_ns
+from luwu.base.errors import ConfigError
 
 PREFIX: Final = "luwu-run-"
 """Begins the name of a run's directory."""
@@ -23,11 +25,33 @@ def private_directory(
     prefix: str = PREFIX, *, parent_bytes_max: int = PARENT_BYTES_MAX, young_ns: int = YOUNG_NS
 ) -> Path:
     """A new directory that only this user may enter. `young_ns`: see `sweep`."""
-    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
-    if not os.access(parent, os.W_OK | os.X_OK) or len(os.fsencode(parent)) > parent_bytes_max:
-        parent = Path("/tmp")
+    parent = _parent(parent_bytes_max)
     sweep(parent, prefix, young_ns=young_ns)
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))  # mode 0700
+
+
+def shared_directory(name: str) -> Path:
+    """The directory of a name that processes of this user find, made if it is not there; `sweep`
+    removes it when nothing answers there, as of a process 0, which there never is.
+
+    Raises ConfigError if it is another user's.
+    """
+    directory = _parent(PARENT_BYTES_MAX) / f"{PREFIX}0-{name}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.stat(follow_symlinks=False)
+    if found.st_uid != os.getuid() or found.st_mode & 0o77 or not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(
+            f"{directory} is not a directory that only this user may enter; remove it, or set "
+            "XDG_RUNTIME_DIR"
+        )
+    return directory
+
+
+def _parent(bytes_max: int) -> Path:
+    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    if not os.access(parent, os.W_OK | os.X_OK) or len(os.fsencode(parent)) > bytes_max:
+        return Path("/tmp")
+    return parent
 
 
 def sweep(parent: Path, prefix: str = PREFIX, *, young_ns: int = YOUNG_NS) -> None:

@@ -128,6 +128,17 @@ class Tree:
         """The switch that a worker connects to."""
         return next(place for place in self.places if rank in place.workers)
 
+    def leaf_above(self, ranks: Iterable[int]) -> Place:
+        """The switch that has just these workers below it. Raises ConfigError."""
+        wanted = bitmap(ranks)
+        for place in self.places:
+            if bitmap(place.workers) == wanted:
+                return place
+        hosts = " or ".join(ranges_text(place.workers) for place in self.places if place.workers)
+        raise ConfigError(
+            f"ranks: {ranges_text(ranks_of(wanted))} asked for, but a host of this job has {hosts}"
+        )
+
     def below(self, place: Place) -> tuple[Place, ...]:
         """The switches whose parent it is."""
         return tuple(each for each in self.places if each.parent == place.name)
@@ -164,6 +175,24 @@ class Tree:
 def one_switch(workers: int) -> Tree:
     """The tree where none is given: one switch above all workers."""
     return Tree((Place(name=SWITCH, parent=NODE, workers=tuple(range(workers))),))
+
+
+def tree_of_hosts(workers: int, hosts: int) -> Tree:
+    """A switch on each of several hosts, which share the workers evenly, and one above these; of
+    one host, one switch. Raises ConfigError."""
+    if hosts == 1:
+        return one_switch(workers)
+    count, rest = divmod(workers, hosts)
+    if rest or not count:
+        raise ConfigError(
+            f"hosts: {hosts} hosts cannot share {workers} workers evenly; give --workers a "
+            f"multiple of {hosts}, or say with --tree FILE which ranks each host has"
+        )
+    leaves = (
+        Place(name=f"host-{number}", parent=SWITCH, workers=tuple(range(start, start + count)))
+        for number, start in enumerate(range(0, workers, count))
+    )
+    return Tree((Place(name=SWITCH, parent=NODE, workers=()), *leaves))
 
 
 def groups_text(tree: Tree) -> str:

@@ -16,10 +16,10 @@ import click
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
 from luwu.base.own import found_first, needs, own_module
-from luwu.base.tree import parse_ranks
+from luwu.base.tree import parse_ranks, tree_of_hosts
 from luwu.commands import form
 from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
-from luwu.join.connection import Connection, file_of, join
+from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.agent import Share
 from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
@@ -29,6 +29,7 @@ from luwu.launch.roles import check_keys, key_environ
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     Sizes,
+    add_leaf,
     decide_sizes,
     node_plan,
     serve,
@@ -118,10 +119,15 @@ def _run_here(
                 connect, share = str(when), Share.of_all(config.workers)
             else:
                 connect, connection = _join(resolved, console, should_stop)
-                config = replace(config, on_worker_loss=connection.on_worker_loss)
+                config = replace(
+                    config, on_worker_loss=connection.on_worker_loss,
+                    drop_after=connection.drop_after_s, insecure=connection.insecure,
+                )  # fmt: skip
                 check_worker_loss(config)
                 share, meeting = _share(config, connection)
                 _say_joined(share, connection, run_directory, console)
+                if connection.hosts > 1:
+                    connect = _start_switch(supervisor, config, connection, share)
             supervisor.train(
                 script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
                 restarts_max=worker_restarts(config), on_loss=config.on_worker_loss, when=when,
@@ -267,6 +273,20 @@ def _share(config: RunConfig, connection: Connection) -> tuple[Share, Meeting | 
         )
     meeting = Meeting(endpoint=config.rendezvous, hosts=hosts, name=f"luwu-{connection.job}")
     return Share(tuple(range(workers // hosts)), workers), meeting
+
+
+def _start_switch(
+    supervisor: Supervisor, config: RunConfig, connection: Connection, share: Share
+) -> str:  # fmt: skip
+    """Start the switch of this host, below that of the job; LUWU_CONNECT of its workers."""
+    tree = tree_of_hosts(connection.world_size, connection.hosts)
+    place = tree.leaf_above(share.ranks)
+    assert config.join is not None
+    file = file_of(config.join)
+    files = () if file is None else (str(file),)
+    of_host = add_leaf(supervisor, config, connection, tree, place, files=files)
+    write_connection(supervisor.run.connect_file, of_host)
+    return str(supervisor.run.connect_file)
 
 
 def _own_ranks(text: str, connection: Connection) -> Share:

@@ -173,10 +173,8 @@ def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
     _check_heeded(resolved, role)
     if role != "switch" or config.on_worker_loss != "drop":  # --join has the number of workers
         check_worker_loss(config)
-    if name is not None and (role != "switch" or config.tree is None):
-        raise ConfigError(
-            "name: it says which switch of a tree this is; give --role switch and --tree FILE too"
-        )
+    if name is not None and role != "switch":
+        raise ConfigError("name: it says which switch of a tree this is; give --role switch too")
     if role == "switch" and config.tree is not None and name is None:
         raise ConfigError("tree: give --name NAME too: which of its switches this is")
     if role is not None and config.transport in ("ipc", "shm"):
@@ -203,7 +201,12 @@ def _check(resolved: Resolved, role: str | None, name: str | None) -> None:
         raise ConfigError(
             f"bind: with --transport {config.transport} the sockets are in a directory of our own"
         )
-    if name is not None and resolved.is_default("workers"):
-        raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
-    if name is not None:
+    if role is None and config.hosts > 1 and config.bind is None:
+        raise ConfigError(
+            "hosts: the switches of other hosts connect to an address; give --bind "
+            "tcp://ADDRESS:PORT"
+        )
+    if name is not None and config.tree is not None:
+        if resolved.is_default("workers"):
+            raise ConfigError("workers: the tree of --tree is checked with it; give --workers N")
         tree_of(config).named(name)  # raises for a switch that the tree does not have

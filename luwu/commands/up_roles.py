@@ -35,8 +35,7 @@ from luwu.base import loopback
 from luwu.base.config import KEYS, Resolved, RunConfig, value_text
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
-from luwu.base.socket_directory import private_directory
-from luwu.base.tree import NODE, Place, Tree, groups_text, one_switch
+from luwu.base.tree import NODE, Place, Tree, groups_text, ranges_text, tree_of_hosts
 from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
@@ -44,11 +43,11 @@ from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec
 from luwu.launch.serving import (
     STATE_DIRECTORY,
+    add_leaf,
     add_switch,
-    can_share,
     connection_of,
     decide_sizes,
-    leaf_of,
+    groups_of,
     new_job,
     serve,
     state_directory,
@@ -65,8 +64,6 @@ from luwu.launch.starting import (
     workers_text,
 )
 from luwu.launch.supervisor import Supervisor
-from luwu.launch.switch_memory import switch_plan
-from luwu.transport.arena import check_arena
 from switch_emu.store.striped import node_directory
 
 
@@ -159,7 +156,7 @@ def _start_switch(up: Up) -> Connection:
             "tree: the node was started with a tree of switches; give --tree the same file, "
             "and say with --name which switch this is"
         )
-    tree = one_switch(node.world_size)
+    tree = tree_of_hosts(node.world_size, node.hosts)
     ends = SwitchEnds(
         listen=config.bind or loopback.endpoint(),
         parent=node.node,
@@ -167,19 +164,12 @@ def _start_switch(up: Up) -> Connection:
         files=_node_files(up, node.optimizer_nodes),
         advertise=config.advertise,
     )
-    connection = _add_switch(up, node, tree, tree.root, ends)
+    endpoint = add_switch(
+        up.supervisor, config, node, tree, tree.root, ends, key_name=config.key_name
+    )
+    connection = replace(node, switch=endpoint, more_nodes=(), insecure=config.insecure)
     write_connection(up.run.connect_file, connection)
     return connection
-
-
-def _add_switch(
-    up: Up, parent: Connection, tree: Tree, place: Place, ends: SwitchEnds
-) -> Connection:  # fmt: skip
-    """Start a switch below a parent; by what those below it join."""
-    endpoint = add_switch(
-        up.supervisor, up.config, parent, tree, place, ends, key_name=up.config.key_name
-    )
-    return replace(parent, switch=endpoint, more_nodes=(), insecure=up.config.insecure)
 
 
 def _start_node(up: Up) -> Connection:
@@ -221,7 +211,7 @@ def _start_node(up: Up) -> Connection:
         advertise=config.advertise,
         memory_budget_bytes=sizes.memory_budget_bytes,
         state=own_state,
-        groups=() if config.tree is None else tree_of(config).groups,
+        groups=groups_of(tree_of(config)),
         number=number,
         key_name=config.key_name,
     )
@@ -317,52 +307,43 @@ def _node_files(up: Up, count: int) -> tuple[str, ...]:
 
 def _start_in_tree(up: Up, name: str) -> None:
     """Start one switch of the tree and say how to join it. Raises ConfigError."""
-    config, console, directory = up.config, up.console, up.run
-    tree = tree_of(config)
-    place = tree.named(name)
-    if place.parent == NODE:
-        parent = _join_nodes(up)
-        files = _node_files(up, parent.optimizer_nodes)
+    config, directory = up.config, up.run
+    more_parents: tuple[str, ...] = ()
+    if config.tree is None:
+        parent = _join_parent(up, directory.connect_file)
+        tree = tree_of_hosts(parent.world_size, parent.hosts)
+        place = tree.named(name)
+        files = _files_above(up, [directory.connect_file.name])
     else:
-        file = directory.file(switch_file(place.parent))
-        parent = _join_parent(up, file)
-        files = _files_above(up, [file.name])
+        tree = tree_of(config)
+        place = tree.named(name)
+        if place.parent == NODE:
+            parent = _join_nodes(up)
+            more_parents, files = parent.more_nodes, _node_files(up, parent.optimizer_nodes)
+        else:
+            file = directory.file(switch_file(place.parent))
+            parent = _join_parent(up, file)
+            files = _files_above(up, [file.name])
+        _check_same_tree(parent, tree)
+    connection = add_leaf(
+        up.supervisor, config, parent, tree, place, files=files, more_parents=more_parents
+    )
+    write_connection(directory.file(switch_file(name)), connection)
+    up.console.detail(f"parent  {place.parent} at {parent.endpoint}")
+    _say_tree(up, tree, place, connection)
+
+
+def _check_same_tree(parent: Connection, tree: Tree) -> None:
     if parent.tree != groups_text(tree):
         raise ConfigError(
             f"tree: the parent at {parent.endpoint} was started with the tree "
             f"{parent.tree or 'of one switch'}, this switch with {groups_text(tree)}; give all "
             "roles the same --tree"
         )
-    listen, arena_bytes = config.bind or loopback.endpoint(), 0
-    is_shared = config.bind is None and not tree.below(place) and can_share()
-    if is_shared:
-        up.supervisor.private_directory = private_directory()
-        listen = f"shm://{up.supervisor.private_directory}/w"
-        plan = switch_plan(
-            config, child_count=len(tree.children(place)), extent_bytes=parent.extent_bytes,
-            in_arenas=True,
-        )  # fmt: skip
-        arena_bytes = plan.arena_bytes
-        check_arena(arena_bytes)
-    ends = SwitchEnds(
-        listen=listen,
-        parent=parent.endpoint,
-        more_parents=tuple(parent.more_nodes),
-        files=files,
-        advertise=config.advertise,
-    )
-    connection = _add_switch(up, replace(parent, arena_bytes=arena_bytes), tree, place, ends)
-    leaves = (leaf_of(place, connection.endpoint),) if place.workers else ()
-    connection = replace(connection, leaves=leaves)
-    write_connection(directory.file(switch_file(name)), connection)
-    console.detail(f"parent  {place.parent} at {parent.endpoint}")
-    _say_tree(up, tree, place, connection, is_shared=is_shared)
 
 
-def _say_tree(
-    up: Up, tree: Tree, place: Place, connection: Connection, *, is_shared: bool
-) -> None:  # fmt: skip
-    """How to join a switch of a tree; `is_shared`: workers do by shared memory, so by the file."""
+def _say_tree(up: Up, tree: Tree, place: Place, connection: Connection) -> None:
+    """How to join a switch of a tree: by the file, where workers do so by shared memory."""
     config, console, directory = up.config, up.console, up.run
     file = directory.file(switch_file(place.name))
     console.say(
@@ -380,7 +361,7 @@ def _say_tree(
         workers = _worker_flags(config, is_counted=True)
         console.say(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
-        where = file if is_shared else f"'{connection.url(leaf)}'"
+        where = file if connection.arena_bytes else f"'{connection.url(leaf)}'"
         if config.on_worker_loss == "stop":
             console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
         else:
@@ -407,6 +388,22 @@ def _say_workers(up: Up, connection: Connection) -> None:
     """How workers join, once all that they need is there."""
     up.console.detail(f"file    {up.run.connect_file} (mode 600)")
     start = f"luwu run{_keys_flag(up.config)}"
+    if connection.hosts > 1:
+        tree = tree_of_hosts(connection.world_size, connection.hosts)
+        first, second, *more = (ranges_text(place.workers) for place in tree.below(tree.root))
+        if up.config.on_worker_loss == "stop":
+            count = connection.world_size // connection.hosts
+            keys = "" if up.config.keys is None else f"LUWU_KEYS={up.config.keys} "
+            up.console.say(
+                f"join    {keys}LUWU_CONNECT='{connection.url()}' torchrun --nnodes "
+                f"{connection.hosts} --nproc-per-node {count} --rdzv-backend c10d --rdzv-endpoint "
+                "HOST:29400 SCRIPT"
+            )
+            return
+        others = f"--ranks {second}" + ", ..." * bool(more)
+        up.console.say(f"join    {start} --join '{connection.url()}' --ranks {first} SCRIPT")
+        up.console.say(f"        on one host, and with {others} on the others")
+        return
     up.console.say(f"join    {start} --join {up.run.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         up.console.say(f"or      {start} --join '{connection.url()}' SCRIPT")

@@ -91,6 +91,10 @@ class Connection(JobSpec):
     """Endpoints of the nodes after the first, as far as they are started: for who starts next."""
     on_worker_loss: str = LOSS_POLICIES[0]
     """What the job does when a worker is lost: stop, wait or drop."""
+    drop_after_s: float = 10.0
+    """Seconds after which a worker that is missing counts as lost."""
+    hosts: int = 1
+    """Hosts that share the workers; each of several has a switch, which is started with them."""
 
     @property
     def security(self) -> str:
@@ -149,7 +153,8 @@ _DEFAULTS: Final = {each.name: each.default for each in fields(Connection)}
 _IN_URL: Final = (
     "job", "world_size", "chunk_bytes", "prefetch_units", "arena_bytes", "extent_chunks",
     "optimizer_nodes", "replicas", "more_nodes", "connect_timeout_s", "grace_s", "retry",
-    "insecure", "aggregate", "on_worker_loss", "reshard_after_forward", "tree",
+    "insecure", "aggregate", "on_worker_loss", "drop_after_s", "hosts", "reshard_after_forward",
+    "tree",
 )  # fmt: skip
 """What a URL says beside its endpoint and its ranks, in this order, where it is not the default."""
 
@@ -264,7 +269,7 @@ def parse_url(url: str) -> Connection:
             document[name] = text == "true"
         elif (number := decimal(text)) is not None:
             document[name] = number
-        elif name in ("connect_timeout_s", "grace_s") and _DECIMAL.fullmatch(text):
+        elif name in ("connect_timeout_s", "grace_s", "drop_after_s") and _DECIMAL.fullmatch(text):
             document[name] = float(text)
         else:
             raise ConfigError(f"{url}: {name}={text!r} is not a number; copy what luwu up printed")
@@ -297,13 +302,15 @@ def _checked(document: dict[str, Any], where: str) -> Connection:
         ("optimizer_nodes", found.optimizer_nodes, 1, NODE_COUNT_MAX),
         ("replicas", found.replicas, 1, found.optimizer_nodes),
         ("leaves", len(found.leaves), 0, WORLD_SIZE_MAX),
+        ("hosts", found.hosts, 1, found.world_size),
         ("retry.first_ns", retry.first_ns, 1, INT64_MAX),
         ("retry.most_ns", retry.most_ns, retry.first_ns, INT64_MAX),
     ):
         if not least <= value <= most:
             raise ConfigError(f"{where}: {name} is {value}, not a whole number {least} to {most}")
     for name, seconds in (
-        ("connect_timeout_s", found.connect_timeout_s), ("grace_s", found.grace_s)
+        ("connect_timeout_s", found.connect_timeout_s), ("grace_s", found.grace_s),
+        ("drop_after_s", found.drop_after_s),
     ):  # fmt: skip
         if not 0 < seconds < _SECONDS_MAX:
             raise ConfigError(f"{where}: {name} is {seconds}, not a number above 0")

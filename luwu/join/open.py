@@ -10,6 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.keys import check_name, worker_name
 from luwu.join.connection import Connection, file_of, followed, join
+from luwu.join.host import connection_of_host
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.arena import Access
@@ -42,7 +43,10 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
             f"this job has {connection.world_size} workers, but {world_size} were started; "
             f"start luwu up with --workers {world_size}, or that many workers"
         )
-    file = file_of(os.environ["LUWU_CONNECT"])
+    where = os.environ["LUWU_CONNECT"]
+    if connection.hosts > 1:
+        connection = connection_of_host(where, connection, rank)
+    file = file_of(where)
     endpoint = followed(
         connection.endpoint_of(rank), file, connection.job, lambda found: found.endpoint_of(rank)
     )

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.base import loopback
-from luwu.base.config import RunConfig
+from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.job_spec import JobSpec, shared_fields
 from luwu.base.limits import ARENA_BYTES_MIN
@@ -26,15 +26,17 @@ from luwu.base.tree import (
     one_switch,
     ranges_text,
     read_tree,
+    tree_of_hosts,
 )
 from luwu.join.connection import Connection, Leaf, write_connection
 from luwu.launch.network import chunk_for_links, links_of, node_link
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec
-from luwu.launch.switch_memory import extent_of_switches, widest_plan
+from luwu.launch.switch_memory import extent_of_switches, switch_plan, widest_plan
 from luwu.protocol.contribution import depth
 from luwu.transport.arena import check_arena, memory_limit
+from luwu.transport.opening import SHARED_SCHEME
 from switch_emu.node.plan import (
     EXTENT_AUTO_BYTES_MAX,
     NodePlan,
@@ -45,6 +47,7 @@ from switch_emu.node.plan import (
 from switch_emu.store.directory import CONFIG_NAME, read_config
 from switch_emu.store.striped import node_directory
 from switch_emu.switch.capacity import planned_slots
+from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
 STATE_DIRECTORY: Final = Path("luwu-state")
 
@@ -177,7 +180,7 @@ def _decide_extent(
 
 def _levels(config: RunConfig) -> int:
     """Levels of the tree of switches, whose sums the node makes again."""
-    return 0 if config.tree is None else depth(tree_of(config).groups)
+    return depth(groups_of(tree_of(config)))
 
 
 def node_plan(config: RunConfig, sizes: Sizes) -> NodePlan:
@@ -253,7 +256,7 @@ def serve(
     nodes = _add_nodes(
         supervisor, config, job if transport == "shm" else replace(job, arena_bytes=0),
         listen=endpoints.of_node, sizes=sizes, state=state,
-        groups=tree.groups if len(tree) > 1 else (),
+        groups=groups_of(tree),
     )  # fmt: skip
     connection = connection_of(config, job, node=nodes[0])
     if not config.no_switch:
@@ -302,7 +305,8 @@ class _Endpoints:
         self.are_shared = transport == "shm"
         self._bind = config.bind
         self._directory: Path | None = None
-        if len(tree) > 1 and not self.are_shared and can_share():
+        self._has_leaves = len(tree) > 1 and config.hosts == 1
+        if self._has_leaves and not self.are_shared and can_share():
             self.are_shared = True  # between a leaf and its workers
         if self.are_shared or transport != "tcp":
             self._directory = supervisor.private_directory = private_directory()
@@ -313,8 +317,7 @@ class _Endpoints:
         """The endpoint of its children; where they are workers alone, of all of them."""
         if self._has_workers_here(place) and not self.tree.below(place):
             return self._shared(place)
-        is_only = len(self.tree) == 1
-        if is_only and self._transport == "tcp" and self._bind:
+        if not self._has_leaves and self._transport == "tcp" and self._bind:
             return self._bind
         return self._at(SWITCH if place.process == SWITCH else f"s{self.tree.index(place)}")
 
@@ -341,11 +344,12 @@ def _add_switches(
     supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints,
     more_nodes: Sequence[str],
 ) -> Connection:  # fmt: skip
-    """Start all switches of a tree, each after its parent; the root knows further nodes too."""
+    """Start the switches of a tree that are here, each after its parent; the root knows further
+    nodes too."""
     tree = endpoints.tree
     parents = {NODE: connection.node}
     leaves = []
-    for place in tree:
+    for place in tree if config.hosts == 1 else (tree.root,):
         workers_at = endpoints.of_workers(place)
         ends = SwitchEnds(
             listen=endpoints.of_switch(place),
@@ -376,6 +380,41 @@ def add_switch(
     return supervisor.add_role(place.process, spec)
 
 
+def add_leaf(
+    supervisor: Starter, config: RunConfig, parent: Connection, tree: Tree, place: Place, *,
+    files: tuple[str, ...], more_parents: tuple[str, ...] = (),
+) -> Connection:  # fmt: skip
+    """Start a switch below others, or below the node, on a host of its own; by what those below it
+    join. Workers alone, with no --bind, do so by shared memory, and the switch caches their weights
+    in half of the free memory."""
+    listen, arena_bytes = config.bind or loopback.endpoint(), 0
+    if config.bind is None and not tree.below(place) and can_share():
+        listen = f"{SHARED_SCHEME}{private_directory()}/w"
+    if listen.startswith(SHARED_SCHEME):
+        supervisor.private_directory = Path(listen.removeprefix(SHARED_SCHEME)).parent
+        if config.switch_memory_budget is None:
+            budget = max(BUDGET_AUTO_MAX, free_memory_bytes() // 2)
+            config = replace(config, switch_memory_budget=budget)
+        plan = switch_plan(
+            config, child_count=len(tree.children(place)), extent_bytes=parent.extent_bytes,
+            in_arenas=True,
+        )  # fmt: skip
+        arena_bytes = plan.arena_bytes
+        check_arena(arena_bytes)
+    ends = SwitchEnds(
+        listen=listen, parent=parent.endpoint, more_parents=more_parents, files=files,
+        advertise=config.advertise,
+    )  # fmt: skip
+    joined = replace(parent, arena_bytes=arena_bytes)
+    endpoint = add_switch(
+        supervisor, config, joined, tree, place, ends, key_name=config.key_name
+    )
+    leaves = (leaf_of(place, endpoint),) if place.workers else ()
+    return replace(
+        joined, switch=endpoint, leaves=leaves, more_nodes=(), insecure=config.insecure, hosts=1
+    )
+
+
 def leaf_of(place: Place, endpoint: str) -> Leaf:
     """A switch as its workers know it."""
     return Leaf(ranks=ranges_text(place.workers), endpoint=endpoint)
@@ -383,6 +422,8 @@ def leaf_of(place: Place, endpoint: str) -> Leaf:
 
 def tree_of(config: RunConfig) -> Tree:
     """The switches of a job. Raises ConfigError."""
+    if config.hosts > 1:
+        return _tree_of_hosts(config)
     if config.tree is None:
         return one_switch(config.workers)
     if config.no_switch:
@@ -391,6 +432,22 @@ def tree_of(config: RunConfig) -> Tree:
     for place in tree:
         links_of(config).below(tree.roles_below(place), f"link: [{place.name}] of {config.tree}")
     return tree
+
+
+def _tree_of_hosts(config: RunConfig) -> Tree:
+    for name in ("tree", "no_switch", "workers_max", "link"):
+        if getattr(config, name) != KEYS[name].default:
+            raise ConfigError(
+                f"{name}: with --hosts {config.hosts} there is a switch on each host, for ranks of "
+                f"its own, and the links are those of the hosts; leave {KEYS[name].flag} or "
+                "--hosts out"
+            )
+    return tree_of_hosts(config.workers, config.hosts)
+
+
+def groups_of(tree: Tree) -> tuple[int, ...]:
+    """The sums of a tree, where there is more than one."""
+    return tree.groups if len(tree) > 1 else ()
 
 
 def own_slots(config: RunConfig) -> int:
@@ -440,6 +497,8 @@ def connection_of(config: RunConfig, job: JobSpec, *, node: str) -> Connection:
         tree="" if config.tree is None else groups_text(tree_of(config)),
         optimizer_nodes=config.optimizer_nodes,
         on_worker_loss=config.on_worker_loss,
+        drop_after_s=config.drop_after,
+        hosts=config.hosts,
     )
 
 
