@@ -151,7 +151,7 @@ class HostRuns:
         if arm == "luwu":
             return [
                 *LUWU, "run", "--join", "up/connect.json", "--run-dir", f"workers-{index}",
-                "--worker-hosts", workers, "--rendezvous", f"{first}:29400", *script,
+                "--ranks", str(index), *script,
             ]  # fmt: skip
         return [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", workers,

@@ -381,11 +381,8 @@ def _say_tree(
         console.say(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if is_shared else f"'{connection.url(leaf)}'"
-        if config.on_worker_loss == "stop":
-            console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
-        else:
-            start = f"luwu run{_keys_flag(config)} --join {where}"
-            console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
+        start = f"luwu run{_keys_flag(config)} --join {where}"
+        console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
 
 
 def _say_next_role(up: Up, connection: Connection) -> None:
@@ -410,8 +407,7 @@ def _say_workers(up: Up, connection: Connection) -> None:
     up.console.say(f"join    {start} --join {up.run.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         up.console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
-        if up.config.on_worker_loss != "stop":
-            up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
+        up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 
 def _keys_flag(config: RunConfig) -> str:
