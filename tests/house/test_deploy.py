@@ -68,7 +68,7 @@ def test_compose() -> None:
 
 
 def test_jobset() -> None:
-    """Goal: the commands are ours, each rank has a pod, and pods have the names that others dial."""
+    """Goal: the commands are ours, each rank has a pod, and others dial names of pods."""
     documents = list(yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text()))
     jobset = documents[-1]
     assert (jobset["kind"], jobset["metadata"]["name"]) == ("JobSet", "luwu")
