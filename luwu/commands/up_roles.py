@@ -407,7 +407,8 @@ def _say_workers(up: Up, connection: Connection) -> None:
     up.console.say(f"join    {start} --join {up.run.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         up.console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
-        up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
+        if up.config.bind is not None:  # other hosts may reach it
+            up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 
 def _keys_flag(config: RunConfig) -> str:
