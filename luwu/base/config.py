@@ -26,7 +26,6 @@ from luwu.base.parsers import (
     Parser,
     boolean,
     chunk_size,
-    host_and_port,
     number,
     one_of,
     path,
@@ -174,12 +173,7 @@ class RunConfig:
         "connection file or URL of a job that already runs")
     ranks: str | None = _key(None, rank_ranges, "0-3,6", RUN, HOSTS,
         "ranks of the workers on this host; run the command on each host, with --join and its own "
-        "ranks (for on_worker_loss wait and drop)")
-    worker_hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", RUN, HOSTS,
-        "number of hosts that share the workers; run the same command on each, with --join "
-        "and --rendezvous")
-    rendezvous: str | None = _key(None, host_and_port, "HOST:PORT", RUN, HOSTS,
-        "where the torchruns of all hosts meet: the address of one host, and a free port")
+        "ranks")
     engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
     hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", UP, HOSTS,
@@ -202,7 +196,8 @@ class RunConfig:
         "maximum number of restarts of a crashed switch or node", roles=BOTH)
     worker_restarts: int | None = _key(None, whole(0), "N", HERE, LOSSES,
         "maximum number of restarts after a worker is lost, each of which replays the step; with "
-        "on_worker_loss stop, of all workers (default: 0), else of the lost one (wait: 3, drop: 0)")
+        "on_worker_loss stop, of all workers on its host (default: 0), else of the lost one (wait: "
+        "3, drop: 0)")
     on_worker_loss: str = _choice("stop", LOSS_POLICIES, ALL, LOSSES,
         "when a worker is lost: end the run, restart it while the others wait, or drop it",
         roles=BOTH)

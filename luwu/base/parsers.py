@@ -113,14 +113,6 @@ def rank_ranges(text: str, name: str) -> str:
     return ranges_text(ranks)
 
 
-def host_and_port(text: str, name: str) -> str:
-    """HOST:PORT, with a port that is not 0."""
-    host, _, port = text.rpartition(":")
-    if not host or "/" in host or not 0 < (decimal(port) or 0) < 65536:
-        raise ConfigError(f"{name}: {text!r} is not HOST:PORT, such as 10.0.0.5:29400")
-    return text
-
-
 def path(text: str, name: str) -> Path:
     """A path; `~` is the home directory."""
     return Path(words(text, name)).expanduser()

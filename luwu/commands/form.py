@@ -33,9 +33,9 @@ SCRIPT: Final = "script"
 """The argument that begins with a script, or with -m MODULE, and is all that follows."""
 _OF_TORCHRUN: Final = {
     "--nproc-per-node": "--workers",
-    "--nnodes": "--worker-hosts",
+    "--nnodes": "--hosts, of luwu up",
     "--max-restarts": "--worker-restarts",
-    "--rdzv-endpoint": "--rendezvous",
+    "--rdzv-endpoint": "--join",
     "--log-dir": "--run-dir",
 }
 """Flags of torchrun, and those here that say the same."""

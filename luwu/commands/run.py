@@ -48,7 +48,6 @@ from luwu.launch.starting import (
     workers_text,
 )
 from luwu.launch.supervisor import Supervisor, threads_per_worker
-from luwu.launch.torchrun import Meeting
 from luwu.launch.worker_loss import check_worker_loss, worker_restarts
 
 
@@ -102,7 +101,7 @@ def _run_here(
     from luwu.estimate.script import StartedJob, job_environ
 
     config = resolved.config
-    served, meeting, when = None, None, None
+    served, when = None, None
     with stop_requests() as should_stop:
         supervisor = Supervisor(
             run_directory,
@@ -123,13 +122,12 @@ def _run_here(
                     config, on_worker_loss=connection.on_worker_loss,
                     drop_after=connection.drop_after_s, insecure=connection.insecure,
                 )  # fmt: skip
-                check_worker_loss(config)
-                share, meeting = _share(config, connection)
+                share = _share(config, connection)
                 _say_joined(share, connection, run_directory, console)
                 if connection.hosts > 1:
                     connect = _start_switch(supervisor, config, connection, share)
             supervisor.train(
-                script, share=share, connect=connect, sink=console.pass_on, meeting=meeting,
+                script, share=share, connect=connect, sink=console.pass_on,
                 restarts_max=worker_restarts(config), on_loss=config.on_worker_loss, when=when,
             )  # fmt: skip
             if config.join is None:
@@ -142,8 +140,6 @@ def _run_here(
             run_directory.begin()
             count, threads = len(share.ranks), threads_per_worker(len(share.ranks))
             console.detail(f"{count} workers, {threads} compute threads each (OMP_NUM_THREADS)")
-            if meeting is not None:
-                console.detail(f"torchruns of {meeting.hosts} hosts meet at {meeting.endpoint}")
             supervisor.wait()
             if served is not None:
                 fold_nodes(run_directory, served.state, config.optimizer_nodes)
@@ -259,22 +255,6 @@ def _join(
     return str(file_of(config.join) or config.join), connection
 
 
-def _share(config: RunConfig, connection: Connection) -> tuple[Share, Meeting | None]:
-    """Workers on this host, and where its torchrun meets those of the others."""
-    hosts, workers = config.worker_hosts, connection.world_size
-    if config.ranks is not None:
-        return _own_ranks(config.ranks, connection), None
-    if config.rendezvous is None:
-        return Share.of_all(workers), None
-    if workers % hosts:
-        raise ConfigError(
-            f"worker_hosts: {workers} workers cannot be shared evenly by {hosts} hosts; start "
-            "torchrun on each host with its own --nproc-per-node and LUWU_CONNECT"
-        )
-    meeting = Meeting(endpoint=config.rendezvous, hosts=hosts, name=f"luwu-{connection.job}")
-    return Share(tuple(range(workers // hosts)), workers), meeting
-
-
 def _start_switch(
     supervisor: Supervisor, config: RunConfig, connection: Connection, share: Share
 ) -> str:  # fmt: skip
@@ -289,19 +269,15 @@ def _start_switch(
     return str(supervisor.run.connect_file)
 
 
-def _own_ranks(text: str, connection: Connection) -> Share:
-    """The ranks of `--ranks`, which this host starts and restarts."""
-    share = Share(parse_ranks(text, "ranks"), connection.world_size)
+def _share(config: RunConfig, connection: Connection) -> Share:
+    """The workers of a job that this host starts and restarts."""
+    if config.ranks is None:
+        return Share.of_all(connection.world_size)
+    share = Share(parse_ranks(config.ranks, "ranks"), connection.world_size)
     if max(share.ranks) >= share.world_size:
         raise ConfigError(
-            f"ranks: {text} asked for, but the job at {connection.endpoint} has ranks 0 to "
+            f"ranks: {config.ranks} asked for, but the job at {connection.endpoint} has ranks 0 to "
             f"{share.world_size - 1}"
-        )
-    if connection.on_worker_loss == "stop" and not share.is_all:
-        raise ConfigError(
-            "ranks: with on_worker_loss stop, all workers of all hosts restart together; give "
-            "--worker-hosts and --rendezvous in place of --ranks, or start luwu up with "
-            "--on-worker-loss wait or drop"
         )
     return share
 
@@ -312,7 +288,11 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
     check_script(script)
     if config.join is not None:
         _check_join(resolved)
-    _check_hosts(config)
+    elif config.ranks is not None:
+        raise ConfigError(
+            "ranks: this command starts all workers of its job; for some of those of another, "
+            "start luwu up on one host, and give the --join that it prints"
+        )
     _check_engine(config)
     check_keys(config)
     check_worker_loss(config)
@@ -332,35 +312,10 @@ def _check_join(resolved: Resolved) -> None:
             )
 
 
-def _check_hosts(config: RunConfig) -> None:
-    if config.worker_hosts > 1 and config.join is None:
-        raise ConfigError(
-            "worker_hosts: several hosts share the workers of one job; start luwu up on one, and "
-            "give the --join that it prints to luwu run on each"
-        )
-    if config.worker_hosts > 1 and config.rendezvous is None:
-        raise ConfigError(
-            "worker_hosts: the torchruns of the hosts need a place to meet: add --rendezvous "
-            "HOST:29400, with the address of one of the hosts"
-        )
-    if config.rendezvous is not None and config.join is None:
-        raise ConfigError("rendezvous: only workers that --join a job meet those of other hosts")
-    if config.ranks is not None and config.join is None:
-        raise ConfigError(
-            "ranks: this command starts all workers of its job; for some of those of another, "
-            "start luwu up on one host, and give the --join that it prints"
-        )
-    if config.ranks is not None and config.rendezvous is not None:
-        raise ConfigError(
-            "ranks: torchrun chooses the ranks of hosts that meet at --rendezvous; leave one out"
-        )
-
-
 def _check_engine(config: RunConfig) -> None:
     if config.engine == "ray":
-        for name in ("join", "rendezvous"):
-            if getattr(config, name) is not None:
-                raise ConfigError(f"{name} is of the local engine; leave it out with --engine ray")
+        if config.join is not None:
+            raise ConfigError("join is of the local engine; leave it out with --engine ray")
     elif config.insecure:
         raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
 

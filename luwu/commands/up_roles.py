@@ -362,11 +362,8 @@ def _say_tree(up: Up, tree: Tree, place: Place, connection: Connection) -> None:
         console.say(f"join    {start}{workers} --join '{connection.url()}'")
     for leaf in connection.leaves:
         where = file if connection.arena_bytes else f"'{connection.url(leaf)}'"
-        if config.on_worker_loss == "stop":
-            console.say(f"join    ranks {leaf.ranks}: LUWU_CONNECT={where} torchrun ... SCRIPT")
-        else:
-            start = f"luwu run{_keys_flag(config)} --join {where}"
-            console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
+        start = f"luwu run{_keys_flag(config)} --join {where}"
+        console.say(f"join    {start} --ranks {leaf.ranks} SCRIPT")
 
 
 def _say_next_role(up: Up, connection: Connection) -> None:
@@ -391,15 +388,6 @@ def _say_workers(up: Up, connection: Connection) -> None:
     if connection.hosts > 1:
         tree = tree_of_hosts(connection.world_size, connection.hosts)
         first, second, *more = (ranges_text(place.workers) for place in tree.below(tree.root))
-        if up.config.on_worker_loss == "stop":
-            count = connection.world_size // connection.hosts
-            keys = "" if up.config.keys is None else f"LUWU_KEYS={up.config.keys} "
-            up.console.say(
-                f"join    {keys}LUWU_CONNECT='{connection.url()}' torchrun --nnodes "
-                f"{connection.hosts} --nproc-per-node {count} --rdzv-backend c10d --rdzv-endpoint "
-                "HOST:29400 SCRIPT"
-            )
-            return
         others = f"--ranks {second}" + ", ..." * bool(more)
         up.console.say(f"join    {start} --join '{connection.url()}' --ranks {first} SCRIPT")
         up.console.say(f"        on one host, and with {others} on the others")
@@ -407,7 +395,7 @@ def _say_workers(up: Up, connection: Connection) -> None:
     up.console.say(f"join    {start} --join {up.run.connect_file} SCRIPT")
     if connection.endpoint.startswith("tcp://") and not connection.leaves:
         up.console.say(f"or      {start} --join '{connection.url()}' SCRIPT")
-        if up.config.on_worker_loss != "stop":
+        if up.config.bind is not None:  # other hosts may reach it
             up.console.say("        with --ranks 0-1, --ranks 2-3, ... on several hosts")
 
 

@@ -40,13 +40,12 @@ from luwu.join.connection import read_connection
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.failures import error_of_code, lost_worker, worker_failure
-from luwu.launch.processes.guard import MARK_SUFFIX
+from luwu.launch.processes.guard import MARK_SUFFIX, guarded
 from luwu.launch.processes.relay import Relay
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import key_environ
 from luwu.launch.serving import STATE_DIRECTORY
 from luwu.launch.supervisor import STOP_PATIENCE_S
-from luwu.launch.torchrun import guarded
 from luwu.launch.worker_loss import worker_restarts
 
 

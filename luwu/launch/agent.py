@@ -7,11 +7,12 @@ once, and workers are forked; `torch_import.py` says when they start by themselv
 begin when a file is there: torch is imported while switch and node start, which take as long. The
 ranks of this host may be some of the job's (`Share`). Each worker gets the variables of the
 environment that torchrun gives (RANK, WORLD_SIZE, ...). Those by which processes of
-torch.distributed meet are there where a lost worker ends the others; a process group cannot outlive
-one of its processes. A worker that ends well is done, and so is one that is killed after it has
-left the job. Any other end is a loss, also that with code 0 in the middle of the script:
+torch.distributed meet are there where all are on this host and a lost one ends the others: a
+process group cannot outlive one of its processes. A worker that ends well is done, and so is one
+that is killed after it has left the job. Any other end is a loss, also that with code 0 in the
+middle of the script:
 
-    stop    all are stopped, and started again while restarts are left
+    stop    all of this host are stopped, and started again while restarts are left
     wait    it is started again while restarts are left, and then all are stopped
     drop    it is started again while restarts are left, and then left out; all are stopped when no
             worker is left
@@ -145,47 +146,39 @@ class Agent:
             return 0
         how = f"worker {worker.rank} (pid {worker.process.pid}) was lost: {end_text(code)}"
         may_mend = code not in FINAL_CODES
-        if self._policy == "stop":
-            return self._start_all_again(worker, code, how) if may_mend else code
         if may_mend and self._restarts_left:
-            self._restarts_left -= 1
-            worker.process = self._start(worker.rank)
-            self._say(
-                f"{how}; started again as pid {worker.process.pid}, {self._restarts_left} "
-                "restarts left"
-            )
+            self._start_again(worker, how)
             return 0
         others = [w for w in self._workers if w is not worker and not w.is_lost]
         if self._policy == "drop" and others:
             worker.is_lost = True
             self._say(f"{how}; the others go on without it")
             return 0
-        if code <= 0:
+        if may_mend:
             self._explain(worker, f"{how}; no restarts are left (--worker-restarts)")
-            return _LOST_CODE
-        return code
+        return code if code > 0 else _LOST_CODE
 
-    def _start_all_again(self, worker: _Worker, code: int, how: str) -> int:
-        """Stop all and start them again; the exit code of all if no restarts are left."""
-        if not self._restarts_left:
-            # in torchrun's words, which the launcher reads
-            pid = worker.process.pid
-            print_if_possible(
-                f"(exitcode: {code}) local_rank: {worker.rank} (pid: {pid})", sys.stdout
-            )
-            return _LOST_CODE if code <= 0 else code
-        self._stop_all()
+    def _start_again(self, worker: _Worker, how: str) -> None:
+        """Start a lost worker again; where it ends the others, all of this host."""
         self._restarts_left -= 1
-        self._restarts_count += 1
-        self._say(f"{how}; all workers are started again, {self._restarts_left} restarts left")
-        self._start_all()
-        return 0
+        left = f"{self._restarts_left} restarts left"
+        if self._policy == "stop":
+            self._stop_all()
+            self._restarts_count += 1
+            self._say(f"{how}; all workers of this host are started again, {left}")
+            self._start_all()
+        else:
+            worker.process = self._start(worker.rank)
+            self._say(f"{how}; started again as pid {worker.process.pid}, {left}")
 
     def _explain(self, worker: _Worker, text: str) -> None:
         """Say why all ended, in the place of a worker that could not."""
+        process = f"{self._prefix}worker-{worker.rank}"
+        if self._run.error(process).exists():
+            return
         if not self._share.is_all:
             text += "; start this command again, and its ranks take part again"
-        process, error = f"{self._prefix}worker-{worker.rank}", WorkerFailed(text)
+        error = WorkerFailed(text, code="E401")
         entry.write_error(self._run, process, worker.rank, error, exit_code=_LOST_CODE)
 
     def _start_all(self) -> None:
@@ -223,8 +216,9 @@ class Agent:
         }
 
     def _meet(self) -> dict[str, str]:
-        """Where processes of torch.distributed meet; nowhere where a group would outlive one."""
-        if self._policy != "stop":
+        """Where processes of torch.distributed meet; nowhere where a group would outlive one, or
+        have some elsewhere."""
+        if self._policy != "stop" or not self._share.is_all:
             return {}
         try:
             with loopback.listen() as listening:

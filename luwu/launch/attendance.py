@@ -9,7 +9,6 @@ leaves the job has `worker.leaves` among its events, with the step that would ha
     one did not join         the others wait until it does
     one made fewer steps     the others wait for its part of the next one
     some elsewhere are late  their switch has named them to the workers (`worker.misses`)
-    a host is missing        the torchruns of the others start no worker
 
 Each is reported once, as soon as it can be seen, and not when `--grace` is over. Of a worker that
 was started again only what it did since counts; one that failed is no case of these.
@@ -28,15 +27,12 @@ from luwu.base.foreign import open_lines
 from luwu.base.json_file import json_object, read_json
 from luwu.launch.processes.children import end_text, is_alive
 from luwu.launch.processes.run_directory import RUNNING, RunDirectory
-from luwu.launch.torchrun import Meeting
 
 LEAVES: Final = "worker.leaves"
 MISSES: Final = "worker.misses"
 BROKEN_OFF: Final = "broken_off"
 """The key of `roles/worker-r.ended` for `_Worker.has_broken_off`."""
 _LOOK_NS: Final = 500_000_000
-_ALONE_NS: Final = 10 * 10**9
-"""Time for torchruns of several hosts to meet, before a report of who waits for whom."""
 _TAIL_BYTES: Final = 16 * 1024
 _ADVICE: Final = (
     "let every rank make the same number of steps; one without samples calls luwu.empty_backward()"
@@ -89,21 +85,13 @@ class Attendance:
     """Looks at the workers of a job on this host, twice a second."""
 
     def __init__(
-        self, run: RunDirectory, prefix: str = "", *, meeting: Meeting | None = None,
-        is_watching: bool = False, clock: Clock = SYSTEM_CLOCK,
+        self, run: RunDirectory, prefix: str = "", *, clock: Clock = SYSTEM_CLOCK
     ) -> None:  # fmt: skip
-        """`meeting`: where this host's torchrun meets those of others; `is_watching`: workers that
-        exit with code 0 in the middle of their script are detected here, by no agent."""
-        self._run, self._prefix = run, prefix
-        self._meeting, self._clock = meeting, clock
-        self._alone_ns = clock.now_ns() + _ALONE_NS
+        self._run, self._prefix, self._clock = run, prefix, clock
         self._next_ns = 0
         self._said: set[str] = set()
-        self._is_watching = is_watching
-        self._gone: list[int] = []
         self._staying: list[int] = []
-        """Ranks without a process, and those with one although their script is done, at the last
-        look."""
+        """Ranks with a process although their script is done, at the last look."""
         self._has_left = False
 
     def news(self) -> list[str]:
@@ -113,10 +101,8 @@ class Attendance:
             return []
         self._next_ns = now_ns + _LOOK_NS
         workers = self._look()
-        self._check_gone(workers)
+        self._check_broken_off(workers)
         found = [*self._find(workers), *self._missing(workers), *self._stay(workers)]
-        if not workers and self._meeting is not None and now_ns > self._alone_ns:
-            found = [("alone", _alone(self._meeting))]
         news = [text for kind, text in found if kind not in self._said]
         self._said.update(kind for kind, _ in found)
         return news
@@ -145,23 +131,16 @@ class Attendance:
         if text:
             yield text, f"{text} yet; the workers of this host wait for them"
 
-    def _check_gone(self, workers: list[_Worker]) -> None:
-        """Twice, as torchrun may be about to report how it failed. Raises WorkerFailed."""
+    def _check_broken_off(self, workers: list[_Worker]) -> None:
+        """Raises WorkerFailed for one that others, which have begun the job, wait for."""
         has_begun = any(each.has_begun for each in workers)
-        gone = {
-            each.rank: each
-            for each in workers
-            if (self._is_watching and each.is_gone and not is_alive(each.pid))
-            or (has_begun and each.has_broken_off)
-        }
-        for rank in self._gone:
-            if rank in gone:
+        for worker in workers:
+            if has_begun and worker.has_broken_off:
                 raise WorkerFailed(
-                    f"worker {rank} (pid {gone[rank].pid}) was lost: {end_text(0)}. Log "
-                    f"{self._run.log(f'{self._prefix}worker-{rank}')}",
+                    f"worker {worker.rank} (pid {worker.pid}) was lost: {end_text(0)}. Log "
+                    f"{self._run.log(f'{self._prefix}worker-{worker.rank}')}",
                     code="E401",
                 )
-        self._gone = list(gone)
 
     def _stay(self, workers: list[_Worker]) -> Iterator[tuple[str, str]]:
         """Workers whose process stays, in two looks, although their script is done."""
@@ -233,13 +212,6 @@ def look_at(run: RunDirectory, file: Path) -> _Worker | None:
         is_running=file.with_suffix(RUNNING).exists(), pid=record["pid"],
         threads=ended.get("threads", []) if left_at is not None else [],
     )  # fmt: skip
-
-
-def _alone(meeting: Meeting) -> str:
-    return (
-        f"no worker of this host has started: its torchrun waits at {meeting.endpoint} for those "
-        f"of {meeting.hosts} hosts; start the same command on each of them"
-    )
 
 
 def _nobody(workers: list[_Worker]) -> str:

@@ -32,6 +32,11 @@ from luwu.launch.processes.relay import stream_files
 from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 
 
+def entry_arguments(run: RunDirectory, prefix: str, script: Sequence[str]) -> list[str]:
+    """What Python runs as a worker: this module, and the script."""
+    return ["-m", "luwu.launch.entry", str(run.path), prefix, *script]
+
+
 def main(
     arguments: Sequence[str], *, before_script: Callable[[], object] = expect_torch
 ) -> None:  # fmt: skip

@@ -28,6 +28,7 @@ from luwu.base.foreign import LogFollower
 from luwu.base.json_file import read_json, remove_partial
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
+from luwu.launch.entry import entry_arguments
 from luwu.launch.nodes import Replicas, is_node
 from luwu.launch.processes.children import (
     MARK,
@@ -41,19 +42,11 @@ from luwu.launch.processes.children import (
 )
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.failures import FINAL_CODES, role_failure, worker_failure
-from luwu.launch.processes.guard import MARK_SUFFIX
+from luwu.launch.processes.guard import MARK_SUFFIX, guarded
 from luwu.launch.processes.relay import Relay, Sink
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Skips
 from luwu.launch.roles import POLL_S, RoleProcess, wait_until_listens
-from luwu.launch.torchrun import (
-    TORCHRUN_ENVIRON,
-    TORCHRUN_FOLDER,
-    Meeting,
-    entry_arguments,
-    guarded,
-    torchrun_command,
-)
 
 STOP_PATIENCE_S: Final = 1.2
 """From the request to stop until the kill: all is over within 2 s."""
@@ -145,35 +138,25 @@ class Supervisor(Closing):
     def train(
         self, script: Sequence[str], *, share: Share, connect: str | None,
         sink: Sink, alone: bool = False, threads: int | None = None,
-        meeting: Meeting | None = None, restarts_max: int = 0, on_loss: str = "stop",
-        when: Path | None = None,
+        restarts_max: int = 0, on_loss: str = "stop", when: Path | None = None,
     ) -> None:  # fmt: skip
         """Start the workers on a script; `alone` starts one process without an agent.
 
-        `share`: the workers of this host. `meeting`: where its torchrun meets those of other hosts,
-        and is given ranks. `restarts_max`: times workers are started again because one was lost:
-        all, or where `on_loss` is not stop, that one. `sink` gets what rank 0 prints, if it is on
-        this host. `when`: the file whose appearance lets an agent begin them.
+        `share`: the workers of this host. `restarts_max`: times workers are started again because
+        one was lost: all, or where `on_loss` is not stop, that one. `sink` gets what rank 0 prints,
+        if it is on this host. `when`: the file whose appearance lets an agent begin them.
         """
         workers = 1 if alone else len(share.ranks)
         environ = worker_environ(
             self.run, self.run_id, connect=connect, threads=threads or threads_per_worker(workers)
         )
-        environ |= {**TORCHRUN_ENVIRON, **self.worker_environ}
+        environ |= self.worker_environ
         for pattern in (f"errors/{self._prefix}worker-*", f"roles/{self._prefix}worker-*"):
             for stale in self.run.path.glob(pattern):
                 stale.unlink()
-        self._attendance = None
-        if connect is not None:
-            by_torchrun = not restarts_max and meeting is not None
-            self._attendance = Attendance(
-                self.run, self._prefix, meeting=meeting, is_watching=by_torchrun
-            )
-        entry = entry_arguments(self.run, self._prefix, script)
+        self._attendance = None if connect is None else Attendance(self.run, self._prefix)
         if alone:
-            command = [sys.executable, *entry]
-        elif meeting is not None:
-            command = [*torchrun_command(self.run, workers, meeting, restarts_max), *entry]
+            command = [sys.executable, *entry_arguments(self.run, self._prefix, script)]
         else:
             agent = own_agent_command(
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
@@ -188,7 +171,7 @@ class Supervisor(Closing):
             "command": command,
         })  # fmt: skip
         self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
-        name = f"{self._prefix}torchrun"
+        name = f"{self._prefix}workers"
         self._agent = LogFollower(self.run.log(name), from_end=True)
         """The reports of the starter of workers."""
         self._guard = Child(name, command, log=self.run.log(name), environ=environ)
@@ -413,7 +396,6 @@ class Supervisor(Closing):
         if self._written:
             self._write_memory()
             self.run.write_processes([], self._records)
-        shutil.rmtree(self.run.path / TORCHRUN_FOLDER, ignore_errors=True)
         if self.private_directory is not None:
             shutil.rmtree(self.private_directory, ignore_errors=True)
 

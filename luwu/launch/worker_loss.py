@@ -1,6 +1,6 @@
 """The meaning of `--on-worker-loss` for the node and for the launcher.
 
-stop    all workers are ended; with --worker-restarts it starts all of them again
+stop    all workers of its host are ended; with --worker-restarts all of them are started again
 wait    the lost one alone is started again, at most --worker-restarts times in all; the others
         wait, and compute the open step again with it
 drop    after --drop-after the others go on without it; started again (--worker-restarts) it is
@@ -47,8 +47,3 @@ def check_worker_loss(config: RunConfig) -> None:
                 f"{name}: on_worker_loss is {policy}, with which the job waits for all workers; "
                 f"give --on-worker-loss drop too, or leave {KEYS[name].flag} out"
             )
-    if policy != "stop" and config.rendezvous is not None:
-        raise ConfigError(
-            f"on_worker_loss: {policy} needs a lost worker to be restarted alone, and with "
-            "--rendezvous another program restarts them all; give each host its --ranks instead"
-        )

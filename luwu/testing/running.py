@@ -17,11 +17,11 @@ from typing import Any, Final
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.errors import DeadlineError, LuwuError, WorkerFailed
 from luwu.base.json_file import read_json
+from luwu.launch.entry import entry_arguments
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.failures import lost_worker, worker_failure
-from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
+from luwu.launch.processes.guard import LEFT, MARK_SUFFIX, guarded
 from luwu.launch.supervisor import STOP_PATIENCE_S, threads_per_worker, worker_environ
-from luwu.launch.torchrun import entry_arguments, guarded
 from luwu.testing.calls import BEFORE, load_value, rank_file, write_call
 from luwu.testing.cluster import clean_environ
 from luwu.testing.namespaces import Namespace, ProcService

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from luwu.base.config import RunConfig
+from luwu.base.tree import parse_ranks
 from luwu.join.connection import parse_url
 from tests.helpers import command_line
 
@@ -36,11 +37,14 @@ def parsed(command: Sequence[str]) -> tuple[RunConfig, dict[str, Any]]:
 def check_job(commands: Sequence[Sequence[str]]) -> None:
     """Node, switch and the rest of one job fit together."""
     found = {}
+    ranks: list[int] = []
     for command in commands:
         config, taken = parsed(command)
         role = taken.get("role") or command[1]
         if command[1] == "run":
             assert taken["script"], f"{command} runs no script"
+            assert config.ranks is not None
+            ranks += parse_ranks(config.ranks, "ranks")
         found[role] = config
     node, switch, run = found["node"], found["switch"], found["run"]
     assert node.insecure
@@ -54,34 +58,30 @@ def check_job(commands: Sequence[Sequence[str]]) -> None:
         assert (url.job, url.world_size) == (node.job, node.workers)
         assert url.chunk_bytes == node.chunk
         assert url.endpoint == f"tcp://{parent.advertise}:{parent.bind.rpartition(':')[2]}"
-    assert run.rendezvous is not None
-    assert node.workers % run.worker_hosts == 0
+    assert ranks == list(range(node.workers))
 
 
 def test_compose() -> None:
-    """Goal: the commands are ours, and as many hosts of workers as they say."""
+    """Goal: the commands are ours, and each rank has a host."""
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    commands = {name: shlex.split(service["command"]) for name, service in services.items()}
-    check_job(list(commands.values()))
-    workers = [name for name in services if name.startswith("workers-")]
-    assert parsed(commands["workers-0"])[0].worker_hosts == len(workers)
+    check_job([shlex.split(service["command"]) for service in services.values()])
 
 
 def test_jobset() -> None:
-    """Goal: the commands are ours, and pods have the names that others dial."""
+    """Goal: the commands are ours, each rank has a pod, and others dial names of pods."""
     documents = list(yaml.safe_load_all((DEPLOY / "jobset.yaml").read_text()))
     jobset = documents[-1]
     assert (jobset["kind"], jobset["metadata"]["name"]) == ("JobSet", "luwu")
     jobs = {each["name"]: each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"]}
     commands = [
-        container["command"]
+        [word.replace("$(JOB_COMPLETION_INDEX)", str(index)) for word in container["command"]]
         for job in jobs.values()
         for container in job["template"]["spec"]["containers"]
+        for index in range(job.get("completions", 1))
     ]
     check_job(commands)
     for host in re.findall(r"luwu-(\w+)-0-0\.luwu", str(commands)):
         assert host in jobs
-    assert parsed(commands[-1])[0].worker_hosts == jobs["workers"]["completions"]
 
 
 def test_slurm(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_slurm(tmp_path: Path) -> None:
     options, `luwu` writes its arguments down."""
     stand_ins = {
         "scontrol": 'echo "h1\nh2\nh3"',
-        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nSLURM_PROCID=0 exec "$@"',
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nSLURM_PROCID=1 exec "$@"',
         "luwu": f'printf "%s\\0" luwu "$@" > {tmp_path}/said-$1',
     }
     for name, text in stand_ins.items():
@@ -114,8 +114,8 @@ def test_slurm(tmp_path: Path) -> None:
     run, taken = parsed(said["run"])
     assert [*taken["script"]] == ["train.py", "--lr", "0.1 0.2"]
     assert run.join == f"{up.run_dir}/connect.json"
-    assert (run.worker_hosts, run.rendezvous) == (2, "h2:29400")
-    assert run.run_dir == Path(f"{up.run_dir}/workers-0")
+    assert run.ranks == "4-7"
+    assert run.run_dir == Path(f"{up.run_dir}/workers-1")
 
 
 @pytest.mark.parametrize("page", sorted(DEPLOY.glob("*.md")), ids=lambda page: page.name)

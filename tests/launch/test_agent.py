@@ -37,9 +37,7 @@ class Ended(NamedTuple):
 
     def failure(self, directory: Path) -> str:
         """The message that the launcher makes of it."""
-        made = RunDirectory(directory / "run")
-        made.log("torchrun").write_text(self.said)
-        return str(worker_failure(made, "", self.code))
+        return str(worker_failure(RunDirectory(directory / "run"), "", self.code))
 
 
 def run(
@@ -71,6 +69,7 @@ def run(
     ("policy", "first", "world_size", "starts"),
     [
         ("stop", 0, 2, [["0 0 2 127.0.0.1 0"], ["1 1 2 127.0.0.1 0"]]),
+        ("stop", 2, 4, [["2 0 4 - -"], ["3 1 4 - -"]]),
         ("wait", 0, 2, [["0 0 2 - -"], ["1 1 2 - -"]]),
         ("drop", 2, 4, [["2 0 4 - -"], ["3 1 4 - -"]]),
     ],
@@ -79,14 +78,16 @@ def test_workers_have_what_torchrun_gives(
     tmp_path: Path, policy: str, first: int, world_size: int, starts: list[list[str]]
 ) -> None:
     """Goal: RANK and WORLD_SIZE are the job's, LOCAL_RANK counts on this host; and where a process
-    group of torch.distributed meets, which cannot outlive one of its processes."""
+    group of torch.distributed meets, which has none elsewhere and cannot outlive a process of its.
+    """
     assert run(tmp_path, "", policy=policy, first=first, world_size=world_size) == (0, starts, "")
 
 
-def test_a_host_without_workers_says_what_to_do(tmp_path: Path) -> None:
-    """I6. Goal: when all workers of a host are lost its command ends, and names the way back."""
+@pytest.mark.parametrize("policy", ["stop", "drop"])
+def test_a_host_without_workers_says_what_to_do(tmp_path: Path, policy: str) -> None:
+    """I6. Goal: when the workers of a host are lost its command ends, and names the way back."""
     killed = "os.kill(os.getpid(), 9)"
-    ended = run(tmp_path, killed, policy="drop", first=2, world_size=4)
+    ended = run(tmp_path, killed, policy=policy, first=2, world_size=4)
     assert ended.code == 4
     said = "start this command again, and its ranks take part again"
     assert said in ended.failure(tmp_path)
@@ -100,16 +101,26 @@ def test_all_are_started_again(tmp_path: Path) -> None:
     assert starts[1] == ["1 1 2 127.0.0.1 0", "1 1 2 127.0.0.1 1"]
     assert starts[0][-1] == "0 0 2 127.0.0.1 1"
     assert said.startswith(f"{SAYS}worker 1 (pid ")
-    assert said.endswith("lost: signal SIGKILL; all workers are started again, 0 restarts left\n")
+    how = "lost: signal SIGKILL; all workers of this host are started again, 0 restarts left\n"
+    assert said.endswith(how)
 
 
-def test_a_loss_ends_all(tmp_path: Path) -> None:
-    """I6, I8. Goal: the others are stopped, and the launcher names the worker and the signal."""
-    ended = run(tmp_path, f"os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else {WAITS}")
-    assert ended.code == 4
+@pytest.mark.parametrize(
+    ("end", "code", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", 4, f"was lost: signal {signal.SIGKILL.name}; no restarts"),
+        ("os._exit(7)", 7, "was lost: exit code 7; no restarts are left (--worker-restarts); log "),
+        ("raise ValueError('bad batch')", 1, "failed with ValueError (exit code 1); log "),
+    ],
+)
+def test_a_loss_ends_all(tmp_path: Path, end: str, code: int, how: str) -> None:
+    """I6, I8. Goal: the others are stopped, and the launcher names the worker and how it ended, by
+    its own words where it had some."""
+    ended = run(tmp_path, f"if os.environ['RANK'] == '1': {end}\n{WAITS}")
+    assert ended.code == code
     failure = ended.failure(tmp_path)
-    assert failure.startswith("worker 1 (pid ")
-    assert f"was lost: {signal.SIGKILL.name}" in failure.replace("signal ", "")
+    assert failure.startswith("worker 1 ")
+    assert how in failure
 
 
 MEMBER = """

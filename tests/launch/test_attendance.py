@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,11 +12,10 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError, WorkerFailed
 from luwu.base.events import Recorder
 from luwu.base.json_file import write_json
-from luwu.launch.attendance import LEAVES, MISSES, Attendance
+from luwu.launch.attendance import BROKEN_OFF, LEAVES, MISSES, Attendance
 from luwu.launch.entry import count_start
 from luwu.launch.processes.failures import worker_failure
-from luwu.launch.processes.run_directory import RUNNING, RunDirectory
-from luwu.launch.torchrun import Meeting
+from luwu.launch.processes.run_directory import RunDirectory
 from tests.helpers.waiting import ManualClock
 
 
@@ -190,22 +188,6 @@ def test_ranks_that_have_not_joined_are_named(host: Host) -> None:
     assert attendance.vain_waits() == []
 
 
-@pytest.mark.feature("a rank that does not join")
-def test_a_host_that_waits_for_others_says_so(tmp_path: Path) -> None:
-    """Goal: torchrun starts no worker before all hosts are there; say where they meet."""
-    clock = ManualClock()
-    host = Host(tmp_path / "run")
-    meeting = Meeting(endpoint="10.0.0.5:29400", hosts=3, name="luwu-1")
-    attendance = Attendance(host.run, meeting=meeting, clock=clock)
-    assert attendance.news() == []
-    clock.advance(11 * 10**9)
-    (line,) = attendance.news()
-    assert "waits at 10.0.0.5:29400 for those of 3 hosts" in line
-    host.start(0)
-    clock.advance(10**9)
-    assert attendance.news() == []
-
-
 def test_ranks_that_end_one_after_another_are_no_news(host: Host) -> None:
     """Goal: no line in an ordinary end, and an event that is cut is no failure."""
     for rank in range(3):
@@ -236,23 +218,12 @@ def test_a_thread_that_stays_behind_is_named(host: Host) -> None:
     assert "worker 0 is done and its last step is decided, but its thread uploader" in line
 
 
-def test_a_worker_that_torchrun_takes_for_done_is_lost(host: Host) -> None:
-    """I6. Goal: a process that is gone in the middle of its script is found where nobody else does,
-    unless it has left the job, or never began one."""
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    clock = ManualClock()
-    attendance = Attendance(host.run, is_watching=True, clock=clock)
-    for rank in range(3):
-        host.start(rank, gone.pid)
-        host.run.role(f"worker-{rank}{RUNNING}").touch()
-    host.train(0, 2, leaves=True)
-    for _ in range(3):
-        clock.advance(10**9)
-        attendance.news()
-    host.train(2, 2)
-    clock.advance(10**9)
-    attendance.news()
-    clock.advance(10**9)
-    with pytest.raises(WorkerFailed, match=r"worker 2 .* exit code 0 in the middle of its script"):
-        attendance.news()
+def test_a_worker_that_broke_off_is_lost_once_others_wait_for_it(host: Host) -> None:
+    """I6. Goal: exit code 0 before luwu.init() is the end of a script that never begins a job, or a
+    loss, once another one has begun it."""
+    ended = {"joined": False, BROKEN_OFF: True}
+    write_json(host.run.role("worker-1.ended"), ended)
+    Attendance(host.run).news()
+    host.train(0, 0)
+    with pytest.raises(WorkerFailed, match=r"worker 1 .* exit code 0 in the middle of its script"):
+        Attendance(host.run).news()

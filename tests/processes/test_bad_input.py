@@ -88,20 +88,10 @@ TYPED = {
     "compare --data nothing.txt": (
         r"--data nothing\.txt does not exist; name a text file or a \.bin"
     ),
-    "run --worker-hosts 2 -m workers.train": (
-        "worker_hosts: several hosts share the workers of one job; start luwu up on one"
-    ),
-    "run --worker-hosts 2 --join nowhere -m workers.train": (
-        "the torchruns of the hosts need a place to meet: add --rendezvous HOST:29400"
-    ),
-    "run --rendezvous 10.0.0.5 -m workers.train": r"--rendezvous: '10\.0\.0\.5' is not HOST:PORT",
     "run --ranks 0 -m workers.train": (
         "ranks: this command starts all workers of its job; .* start luwu up on one host"
     ),
-    f"run --join {URL} --ranks 0 -m workers.train": (
-        "ranks: with on_worker_loss stop, all workers of all hosts restart together"
-    ),
-    f"run --join {URL}&on_worker_loss=drop --ranks 1-2 -m workers.train": (
+    f"run --join {URL} --ranks 1-2 -m workers.train": (
         "ranks: 1-2 asked for, but the job at tcp://127.0.0.1:9 has ranks 0 to 1"
     ),
     "run --join nowhere --on-worker-loss drop -m workers.train": (
@@ -116,10 +106,6 @@ TYPED = {
     "compare --arms fsdp --memory-budget 1GiB": (
         r"memory_budget \(flag --memory-budget\): only arms with a switch heed it"
     ),
-    (
-        f"run --join {URL}&on_worker_loss=drop --worker-hosts 2 --rendezvous 127.0.0.1:29400 "
-        "-m workers.train"
-    ): ("with --rendezvous another program restarts them all; give each host its --ranks instead"),
     f"up --role switch --join {URL}&on_worker_loss=drop": (
         "on_worker_loss: stop here, but tcp://127.0.0.1:9 was started with drop"
     ),

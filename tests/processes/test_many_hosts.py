@@ -51,24 +51,17 @@ def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
     return found[0]
 
 
-def start_workers(starter: str, shell: Terminal, network: Hosts, url: str, index: int) -> Command:
+def start_worker(shell: Terminal, network: Hosts, url: str, index: int) -> Command:
     """One worker on a host, which may be started again."""
-    meeting = f"{network.address(0)}:29400"
-    if starter == "torchrun":
-        flags = [
-            "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
-            "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting, "--rdzv-id", "gpt",
-            "--rdzv-conf", f"is_host={index == 0}", "--local-addr", network.address(index),
-            "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
-        ]  # fmt: skip
-        program, environ = TORCHRUN, {"LUWU_CONNECT": url}
-    else:
-        flags = [
-            "run", "--join", url, "--worker-hosts", "2", "--rendezvous", meeting,
-            "--worker-restarts", "2", "--run-dir", f"workers-{index}",
-        ]  # fmt: skip
-        program, environ = LUWU, {}
-    return shell.start_program([*network.host(index), *program], [*flags, *JOB], environ)
+    flags = [
+        "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
+        "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{network.address(0)}:29400",
+        "--rdzv-id", "gpt", "--rdzv-conf", f"is_host={index == 0}",
+        "--local-addr", network.address(index),
+        "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
+    ]  # fmt: skip
+    environ = {"LUWU_CONNECT": url, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return shell.start_program([*network.host(index), *TORCHRUN], [*flags, *JOB], environ)
 
 
 def serve(shell: Terminal, network: Hosts) -> tuple[Command, str]:
@@ -92,14 +85,11 @@ def check_end(shell: Terminal, commands: list[Command], serving: Command) -> Non
 
 @pytest.mark.feature("torchrun over several hosts")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("starter", ["torchrun", pytest.param("luwu run", marks=pytest.mark.slow)])
-def test_lost_worker_is_replayed_over_two_hosts(
-    starter: str, shell: Terminal, network: Hosts
-) -> None:
+def test_lost_worker_is_replayed_over_two_hosts(shell: Terminal, network: Hosts) -> None:
     """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second
     host in the middle of the run; its agent has all workers started again, on both hosts."""
     serving, url = serve(shell, network)
-    workers = [start_workers(starter, shell, network, url, index) for index in range(2)]
+    workers = [start_worker(shell, network, url, index) for index in range(2)]
     wait_for_step(shell, KILL_AFTER, serving)
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
     check_end(shell, workers, serving)
@@ -113,10 +103,10 @@ def test_lost_host_is_replaced(shell: Terminal, network: Hosts) -> None:
     SIGKILL to all that runs on the second host in the middle of the run; then start it on a third,
     while torchrun on the first still takes the second for alive."""
     serving, url = serve(shell, network)
-    stays, _ = (start_workers("luwu run", shell, network, url, index) for index in range(2))
+    stays, _ = (start_worker(shell, network, url, index) for index in range(2))
     wait_for_step(shell, KILL_AFTER, serving)
     for pid in shell.processes():
         if network.is_on(1, pid):
             os.kill(pid, signal.SIGKILL)
-    comes = start_workers("luwu run", shell, network, url, 2)
+    comes = start_worker(shell, network, url, 2)
     check_end(shell, [stays, comes], serving)

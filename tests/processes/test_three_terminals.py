@@ -122,8 +122,8 @@ def test_a_tree_in_terminals_of_its_own(shell: Terminal) -> None:
     top = shell.start(*line[1].split(), line[2])
     line = top.wait_for(r"^join    luwu (up --role switch .*--join) '(tcp://.*)'$")
     leaf = shell.start(*line[1].split(), line[2])
-    line = leaf.wait_for(r"^join    ranks 0-1: LUWU_CONNECT=(\S+) torchrun")
-    workers = shell.start("run", "--join", line[1], *JOB)
+    line = leaf.wait_for(r"^join    luwu (run --join \S+ --ranks 0-1) SCRIPT$")
+    workers = shell.start(*line[1].split(), *JOB)
     assert_all_end(workers, leaf, top, node)
     found = (shell.directory / "luwu-runs").glob("*/results/node.json")
     (run,) = {path.resolve().parents[1] for path in found}

@@ -55,11 +55,11 @@ class Cluster:
         self._url = "" if tree else self.up.wait_for(URL)[1]
         self.hosts: list[Command] = []
 
-    def start(self, ranks: str, join: str = "") -> Command:
+    def start(self, ranks: str, *flags: str, join: str = "") -> Command:
         """The command of a host, for the first time or again; in a tree, it joins its leaf."""
         name = f"host-{len(self.hosts)}"
         where = ("--join", join or self._url, "--ranks", ranks)
-        run = ("run", *where, "--run-dir", name, *self._script)
+        run = ("run", *where, *flags, "--run-dir", name, *self._script)
         here = () if self._network is None else self._network.host(int(ranks))
         host = self.shell.start_program([*here, *LUWU], run, {})
         self.hosts.append(host)
@@ -76,6 +76,13 @@ class Cluster:
         """Until the worker of a host takes part, and waits for the next step."""
         log = self.shell.directory / f"host-{rank}" / "logs" / f"worker-{rank}.log"
         self.hosts[rank].wait_for("light waits", of=log)
+
+    def kill_worker(self, host: Command, rank: int) -> int:
+        """The worker of a rank alone; its process number."""
+        records = self.shell.directory / f"host-{self.hosts.index(host)}" / "roles"
+        pid: int = json.loads((records / f"worker-{rank}.json").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        return pid
 
     def kill(self, host: Command) -> None:
         """All processes of a host at once."""
@@ -132,6 +139,29 @@ def test_the_job_goes_on_without_a_host(shell: Terminal) -> None:
     cluster.wait_for_node("ranks 1 are back")
     cluster.make(range(8, STEPS))
     assert cluster.check_end(3) == ["0-2"] * 4 + ["0,2"] * 4 + ["0-2"] * 4
+
+
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+def test_a_host_starts_its_own_workers_again(shell: Terminal) -> None:
+    """I1, I3, I8. Goal: with `stop`, the default, a lost worker restarts the workers of its host
+    alone; without restarts its command ends with exit code 4, and names worker and way back. The
+    other host waits, and the step is replayed."""
+    cluster = Cluster(shell, "--workers", "3")
+    cluster.start("0")
+    host = cluster.start("1-2", "--worker-restarts", "1")
+    cluster.make(range(4))
+    first = cluster.kill_worker(host, 2)
+    host.wait_for(rf"worker 2 \(pid {first}\) was lost: .* all workers of this host are started")
+    cluster.make(range(4, 8))
+    second = cluster.kill_worker(host, 1)
+    assert host.wait() == 4
+    assert f"worker 1 (pid {second}) was lost: signal SIGKILL" in host.err
+    assert "start this command again, and its ranks take part again" in host.err
+    cluster.start("1-2")
+    cluster.hosts.remove(host)
+    cluster.make(range(8, STEPS))
+    assert cluster.check_end(3) == ["0-2"] * STEPS
 
 
 @pytest.mark.feature("two hosts that start the same rank")

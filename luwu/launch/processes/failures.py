@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from luwu.base.errors import (
@@ -16,10 +14,9 @@ from luwu.base.errors import (
     WorkerFailed,
     refusal,
 )
-from luwu.base.foreign import read_file
 from luwu.base.json_file import read_json
 from luwu.base.tree import ranges_text
-from luwu.launch.processes.children import end_text, exit_text
+from luwu.launch.processes.children import exit_text
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.run_directory import RunDirectory
 
@@ -28,7 +25,6 @@ FINAL_CODES = {2: ConfigError, 3: ConnectionFailed, 5: StateError}
 
 _ROOM_BYTES = 64 * 1024
 """Without so much room, a process that starts may fail to write something."""
-_TORCHRUN_ENDED = re.compile(r"exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 
 
 def error_of_code(exit_code: int, text: str, code: str | None = None) -> LuwuError:
@@ -59,7 +55,7 @@ def role_failure(
 def worker_failure(
     run: RunDirectory, prefix: str, code: int, causes: Sequence[str] = ()
 ) -> LuwuError:
-    """The workers ended with `code`: why, as far as they or torchrun reported.
+    """The workers ended with `code`: why, as far as they or their agent reported.
 
     `causes`: why a wait of theirs was in vain.
     """
@@ -79,16 +75,20 @@ def worker_failure(
             if each["type"] == first["type"]
         ]
         return error_of_code(first["exit_code"], "\n".join([*causes, *waits]), first.get("code"))
-    shown = first["traceback"] or tail(log) or "(its log is empty)"
+    said = [f"{first['message']}; log {log}"]
+    if first["type"] != WorkerFailed.__name__:  # which is its agent's, and complete
+        said = [
+            f"worker {first['rank']} failed with {first['type']} "
+            f"(exit code {first['exit_code']}); log {log}",
+            first["traceback"] or tail(log) or "(its log is empty)",
+        ]
     alike = [
         each["rank"]
         for each in others
         if all(each[key] == first[key] for key in ("type", "message", "traceback"))
     ]
     lines = [
-        f"worker {first['rank']} failed with {first['type']} "
-        f"(exit code {first['exit_code']}); log {log}",
-        shown,
+        *said,
         *([f"and {len(alike)} more: rank {ranges_text(alike)}"] if alike else []),
         *(
             f"worker {each['rank']}: {each['type']}: {_first_line(each)}"
@@ -131,50 +131,11 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
 
 
 def _unexplained(run: RunDirectory, prefix: str, code: int) -> str:
-    """No worker could say what happened: torchrun saw how they ended."""
-    log = run.log(f"{prefix}torchrun")
-    ranks = _ranks_by_pid(run, prefix)
-    elsewhere = _elsewhere(run, prefix, [*ranks.values()])
-    ended = [
-        (ranks.get(int(pid), int(local_rank)), int(pid), int(exit_code))
-        for exit_code, local_rank, pid in _TORCHRUN_ENDED.findall(_whole(log))
-    ]
-    if ended:
-        rank, pid, exit_code = ended[0]
-        return (
-            f"worker {rank} (pid {pid}) was lost: {end_text(exit_code)}; on_worker_loss is stop, "
-            f"so the run ended. Log {run.log(f'{prefix}worker-{rank}')}{elsewhere}"
-        )
+    """Neither the workers nor their agent could write down what happened."""
+    log = run.log(f"{prefix}workers")
     text = tail(log)
-    text = f"\n{text}" if text else ""
-    return f"the workers ended with {exit_text(code)}; log {log}{elsewhere}{text}"
-
-
-def _ranks_by_pid(run: RunDirectory, prefix: str) -> dict[int, int]:
-    """The workers of this host: torchrun counts ranks of its own host in what it prints."""
-    found = [read_json(path) for path in run.path.glob(f"roles/{prefix}worker-*.json")]
-    return {each["pid"]: each["rank"] for each in found if each}
-
-
-def _elsewhere(run: RunDirectory, prefix: str, here: list[int]) -> str:
-    """The workers of other hosts, where there are any."""
-    document = read_json(run.role(f"{prefix}workers.json")) or {}
-    others = sorted(set(range(document.get("world_size", 0))) - set(here))
-    if not here or not others:
-        return ""
-    text = ", ".join(map(str, others))
-    return (
-        f"\nthis host had rank {', '.join(map(str, sorted(here)))} and other hosts rank {text}: if "
-        "one of these hosts was lost, start its command on another one, and this one again"
-    )
+    return f"the workers ended with {exit_text(code)}; log {log}" + (f"\n{text}" if text else "")
 
 
 def _first_line(record: dict[str, Any]) -> str:
     return str(record["message"]).partition("\n")[0]
-
-
-def _whole(path: Path) -> str:
-    try:
-        return read_file(path).decode(errors="replace")
-    except OSError:
-        return ""

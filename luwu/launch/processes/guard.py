@@ -2,7 +2,7 @@
 
     python -m luwu.launch.processes.guard RUN_ID COMMAND ...
 
-torchrun gives each worker a session of its own, so no signal to a group reaches them all. The guard
+What workers start may have a session of its own, so no signal to a group reaches all. The guard
 finds them by the mark in their environment, and kills them when it is asked to stop, when the
 launcher is gone, and when the command has ended and left some behind; what was left, it reports.
 """
@@ -31,6 +31,11 @@ PATIENCE_S: Final = 0.6
 _POLL_S: Final = 0.02
 LEFT: Final = "left behind: "
 """Begins a line of our log that names what the command left."""
+
+
+def guarded(run_id: str, command: Sequence[str]) -> list[str]:
+    """A command under the guard of a run."""
+    return [sys.executable, "-m", "luwu.launch.processes.guard", run_id, *command]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,7 +9,7 @@
       report.html       the report of the run, once it has ended
       trace.json        the timeline, where luwu trace was asked for it
       logs/             launcher.log (what the command decided and printed), node.log, switch.log,
-                        worker-0.log, torchrun.log; switch-NAME.log in a tree
+                        worker-0.log, workers.log; switch-NAME.log in a tree
       events/           node.jsonl, switch.jsonl, worker-0.jsonl
       counters/         node.json, switch.json: messages, bytes and what is held, every second
       errors/           worker-1.json: the traceback of what failed
