@@ -1,6 +1,7 @@
 """`luwu keys`: make, add, take back and list the keys of a job.
 
     luwu keys init --keys DIR --workers 4     keys of a node, a switch and four workers
+    luwu keys init --keys DIR --hosts 2       of a node, a switch, and those of two hosts
     luwu keys add NAME --keys DIR --role worker
     luwu keys revoke NAME --keys DIR          its connections end within a second
     luwu keys list --keys DIR [--json]
@@ -35,6 +36,7 @@ from luwu.base.keys import (
 )
 from luwu.base.limits import NODE_COUNT_MAX, WORLD_SIZE_MAX
 from luwu.base.parsers import whole
+from luwu.base.tree import tree_of_hosts
 from luwu.commands import form
 from luwu.transport.curve import new_key_pair
 
@@ -62,13 +64,20 @@ def _directory(resolved: Resolved) -> Path:
     help="number of workers (default: 2)",
 )
 @click.option(
+    "--hosts",
+    type=form.Value("N", whole(1, WORLD_SIZE_MAX)),
+    default=1,
+    help="number of hosts with a switch each, which have a key in place of workers (default: 1)",
+)
+@click.option(
     "--optimizer-nodes",
     type=form.Value("N", whole(1, NODE_COUNT_MAX)),
     default=1,
     help="number of optimizer nodes (default: 1)",
 )
-def init(resolved: Resolved, workers: int, optimizer_nodes: int) -> int:
-    """Create the keys of a job: of a switch, of its optimizer nodes and of its workers."""
+def init(resolved: Resolved, workers: int, hosts: int, optimizer_nodes: int) -> int:
+    """Create the keys of a job: of a switch, of its optimizer nodes, and of its workers or the
+    switches of their hosts."""
     directory = _directory(resolved)
     make_directory(directory)
     if (directory / ALLOWED).exists():
@@ -78,14 +87,18 @@ def init(resolved: Resolved, workers: int, optimizer_nodes: int) -> int:
         )
     wanted = [Identity("node", "node"), Identity("switch", "switch")]
     wanted += [Identity(f"node-{number}", "node") for number in range(1, optimizer_nodes)]
-    wanted += [Identity(f"worker-{rank}", "worker") for rank in range(workers)]
+    joining = [Identity(f"worker-{rank}", "worker") for rank in range(workers)]
+    if hosts > 1:
+        leaves = tree_of_hosts(hosts, hosts).places[1:]
+        joining = [Identity(place.process, "switch") for place in leaves]
+    wanted += joining
     allowed = {}
     for identity in wanted:
         public, secret = new_key_pair()
         write_secret(directory, identity.name, secret)
         allowed[public] = identity
     write_allowed(directory, allowed)
-    print(f"{len(wanted)} keys in {directory} (mode 700): node, switch, worker-0 ...")
+    print(f"{len(wanted)} keys in {directory} (mode 700): node, switch, {joining[0].name} ...")
     print(f"start   luwu up --keys {directory} --bind tcp://ADDRESS:0")
     print(f"copy    {directory}/NAME{SECRET_SUFFIX} to where NAME runs, and nothing else")
     return 0

@@ -271,6 +271,11 @@ def _start_switch(
 
 def _share(config: RunConfig, connection: Connection) -> Share:
     """The workers of a job that this host starts and restarts."""
+    if connection.hosts == 1 and config.switch_memory_budget is not None:
+        raise ConfigError(
+            f"switch_memory_budget: the job at {connection.endpoint} has no switch on this host; "
+            "pass it to luwu up, and omit it with --join"
+        )
     if config.ranks is None:
         return Share.of_all(connection.world_size)
     share = Share(parse_ranks(config.ranks, "ranks"), connection.world_size)
@@ -305,7 +310,8 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
 
 def _check_join(resolved: Resolved) -> None:
     for name, key in KEYS.items():
-        if key.roles and "run" in key.verbs and not resolved.is_default(name):
+        is_of_host = name == "switch_memory_budget"  # of its switch, where it has one
+        if key.roles and "run" in key.verbs and not (is_of_host or resolved.is_default(name)):
             raise ConfigError(
                 f"{name} ({resolved.origins[name]}) is a setting of the switch and the "
                 f"node; pass it to luwu up, and omit it with --join"

@@ -11,9 +11,10 @@ import atexit
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.socket_directory import shared_directory
@@ -34,20 +35,21 @@ def connection_of_host(where: str, connection: Connection, rank: int) -> Connect
     tree = tree_of_hosts(connection.world_size, connection.hosts)
     place = tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
     run = RUNS / f"{connection.job}-{place.name}"
-    switch = None
-    if local_rank == 0:
-        sockets = shared_directory(f"{connection.job}-{place.name}")
-        switch = _start(where, connection, place.name, run, f"shm://{sockets}/w")
-    try:
-        return join(
-            str(run / f"connect-{place.name}.json"), timeout_s=connection.connect_timeout_s,
-            should_stop=lambda: switch is not None and switch.poll() is not None,
-        )  # fmt: skip
-    except Interrupted as error:
-        raise ConnectionFailed(
-            f"the switch of this host, for ranks {ranges_text(place.workers)}, did not start; what "
-            f"it said is above, and in {run / 'logs'}"
-        ) from error
+    file, timeout_s = str(run / f"connect-{place.name}.json"), connection.connect_timeout_s
+    if local_rank:
+        return join(file, timeout_s=timeout_s, say=lambda text: None)
+    sockets = shared_directory(f"{connection.job}-{place.name}")
+    with tempfile.TemporaryFile() as said:
+        switch = _start(where, connection, place.name, run, f"shm://{sockets}/w", said)
+        try:
+            return join(file, timeout_s=timeout_s, should_stop=lambda: switch.poll() is not None)
+        except Interrupted as error:
+            said.seek(0)
+            text = said.read().decode(errors="replace").strip()
+            ranks = ranges_text(place.workers)
+            raise ConnectionFailed(
+                f"the switch of this host, for ranks {ranks}, did not start:\n{text}"
+            ) from error
 
 
 def _number(name: str, rank: int) -> int:
@@ -61,9 +63,10 @@ def _number(name: str, rank: int) -> int:
 
 
 def _start(
-    where: str, connection: Connection, name: str, run: Path, listen: str
+    where: str, connection: Connection, name: str, run: Path, listen: str, said: IO[bytes]
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start the switch under a guard, which ends it with this process."""
+    """Start the switch under a guard, which ends it with this process; `said`: for what it says,
+    which is in a log of `run` too."""
     flags = ["--on-worker-loss", connection.on_worker_loss]
     if connection.on_worker_loss == "drop":
         flags += ["--drop-after", f"{connection.drop_after_s}s"]
@@ -74,7 +77,9 @@ def _start(
         sys.executable, *guard, sys.executable, "-m", "luwu", "up", "--role", "switch",
         "--name", name, "--join", where, "--bind", listen, "--run-dir", str(run), *flags,
     ]  # fmt: skip
-    switch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    switch = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
+    )
     atexit.register(_end, switch)
     return switch
 

@@ -406,9 +406,7 @@ def add_leaf(
         advertise=config.advertise,
     )  # fmt: skip
     joined = replace(parent, arena_bytes=arena_bytes)
-    endpoint = add_switch(
-        supervisor, config, joined, tree, place, ends, key_name=config.key_name
-    )
+    endpoint = add_switch(supervisor, config, joined, tree, place, ends, key_name=config.key_name)
     leaves = (leaf_of(place, endpoint),) if place.workers else ()
     return replace(
         joined, switch=endpoint, leaves=leaves, more_nodes=(), insecure=config.insecure, hosts=1
