@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,12 @@ import pytest
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.tree import (
-    NODE,
-    SWITCH,
-    Place,
-    Tree,
     groups_text,
     one_switch,
     parse_ranks,
     ranges_text,
     read_tree,
+    tree_of_hosts,
 )
 from luwu.join.connection import Connection, Leaf, parse_url, read_connection, write_connection
 from luwu.launch.serving import decide_sizes, node_plan, tree_of
@@ -75,15 +71,6 @@ BAD = {
 }
 
 
-def leaves_per_group(groups: Iterable[Iterable[int]]) -> Tree:
-    """A root, and a leaf for each group of ranks: `host-0`, `host-1`, ..."""
-    leaves = [
-        Place(name=f"host-{index}", parent=SWITCH, workers=tuple(ranks))
-        for index, ranks in enumerate(groups)
-    ]
-    return Tree((Place(name=SWITCH, parent=NODE, workers=()), *leaves))
-
-
 @pytest.mark.parametrize(("text", "said"), BAD.values(), ids=BAD.keys())
 def test_bad_network_a_file_that_is_no_tree(tmp_path: Path, text: str, said: str) -> None:
     """I6. Goal: what is no tree of four workers is refused, with the place and what would work."""
@@ -92,6 +79,13 @@ def test_bad_network_a_file_that_is_no_tree(tmp_path: Path, text: str, said: str
     with pytest.raises(ConfigError, match=said) as caught:
         read_tree(file, workers=4)
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [1, 5])
+def test_bad_network_hosts_that_share_unevenly(workers: int) -> None:
+    """I6. Goal: each host has as many ranks as the others; what would work is named."""
+    with pytest.raises(ConfigError, match="give --workers a multiple of 2, or say"):
+        tree_of_hosts(workers, 2)
 
 
 def test_bad_network_a_tree_without_switches(tmp_path: Path) -> None:
@@ -118,12 +112,17 @@ def test_a_tree_is_read_parents_first(tmp_path: Path) -> None:
 
 
 def test_trees_that_need_no_file() -> None:
-    """Goal: one switch is called as ever; a leaf for each group of ranks has a root above them."""
+    """Goal: one switch is called as ever; the switches of hosts have one above them, and each is
+    found by its ranks."""
     assert one_switch(3).root.process == "switch"
     assert one_switch(3).children(one_switch(3).root) == (1, 2, 4)
-    tree = leaves_per_group([[0, 2], [1, 3]])
+    assert tree_of_hosts(3, 1) == one_switch(3)
+    tree = tree_of_hosts(4, 2)
     assert [place.process for place in tree] == ["switch", "switch-host-0", "switch-host-1"]
-    assert tree.children(tree.root) == (0b0101, 0b1010)
+    assert tree.children(tree.root) == (0b0011, 0b1100)
+    assert tree.leaf_above([3, 2]).name == "host-1"
+    with pytest.raises(ConfigError, match="ranks: 1-2 asked for, but a host of this job"):
+        tree.leaf_above([1, 2])
 
 
 def test_ranks_as_text() -> None:
@@ -156,7 +155,7 @@ def test_contributions_are_grouped_as_the_switches_would(
     ranks: list[tuple[int, ...]], expected: str
 ) -> None:
     """I3. Goal: whoever adds what found no slot adds it in the order of the tree."""
-    groups = leaves_per_group([[0, 1], [2, 3]]).groups
+    groups = tree_of_hosts(4, 2).groups
     assert shape(nested([said(*each) for each in ranks], groups)) == expected
     assert depth(groups) == 1
 
@@ -171,7 +170,7 @@ def test_without_a_tree_the_order_is_that_of_the_ranks() -> None:
 def test_weights_are_added_in_the_order_of_the_tree() -> None:
     """I3. Goal: the divisor has the bits that the switches would have given it."""
     contributions = [said(rank, weight=weight) for rank, weight in enumerate((1.0, 1e16, 1.0, 1.0))]
-    groups = leaves_per_group([[0, 1], [2, 3]]).groups
+    groups = tree_of_hosts(4, 2).groups
     assert total_weight(contributions, groups) == (1.0 + 1e16) + (1.0 + 1.0)
     assert total_weight(contributions, ()) == ((1.0 + 1e16) + 1.0) + 1.0
     assert (1.0 + 1e16) + (1.0 + 1.0) != ((1.0 + 1e16) + 1.0) + 1.0

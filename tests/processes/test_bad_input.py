@@ -94,6 +94,18 @@ TYPED = {
     f"run --join {URL} --ranks 1-2 -m workers.train": (
         "ranks: 1-2 asked for, but the job at tcp://127.0.0.1:9 has ranks 0 to 1"
     ),
+    f"run --join {URL}&hosts=2 -m workers.train": (
+        "ranks: 0-1 asked for, but a host of this job has 0 or 1"
+    ),
+    f"run --join {URL} --switch-memory-budget 1GiB -m workers.train": (
+        "switch_memory_budget: the job at tcp://127.0.0.1:9 has no switch on this host"
+    ),
+    f"run --join {URL}&hosts=3 --ranks 0 -m workers.train": "hosts is 3, not a whole number 1 to 2",
+    "up --workers 4 --hosts 2": "hosts: the switches of other hosts .* give --bind tcp://ADDRESS",
+    "up --hosts 2 --bind tcp://127.0.0.1:0 --no-switch": (
+        "no_switch: with --hosts 2 there is a switch on each host"
+    ),
+    "up --role node --hosts 2 --tree tree.toml": "tree: with --hosts 2 there is a switch on each",
     "run --join nowhere --on-worker-loss drop -m workers.train": (
         r"on_worker_loss \(flag --on-worker-loss\) is a setting of the switch and the node"
     ),

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import CENTRE, Hosts
+from luwu.launch.processes.children import command_of
 from tests.processes.commands import Command, Terminal, environ_of, summary
 from tests.processes.jobs import light_digest
+from tests.processes.test_worker_hosts import URL
 
 STEPS = 8
 KILL_AFTER = 2
@@ -46,7 +48,10 @@ def wait_for_step(shell: Terminal, step: int, serving: Command) -> None:
 def worker_on(shell: Terminal, network: Hosts, host: int) -> int:
     """The process number of the worker on a host."""
     here = [pid for pid in shell.processes() if network.is_on(host, pid)]
-    found = [pid for pid in here if "TORCHELASTIC_RUN_ID" in environ_of(pid)]
+    found = [
+        pid for pid in here
+        if "TORCHELASTIC_RUN_ID" in environ_of(pid) and "tests.light_job" in command_of(pid)
+    ]  # fmt: skip
     assert len(found) == 1, f"processes of a worker on host {host}: {found}"
     return found[0]
 
@@ -64,11 +69,11 @@ def start_worker(shell: Terminal, network: Hosts, url: str, index: int) -> Comma
     return shell.start_program([*network.host(index), *TORCHRUN], [*flags, *JOB], environ)
 
 
-def serve(shell: Terminal, network: Hosts) -> tuple[Command, str]:
+def serve(shell: Terminal, network: Hosts, *flags: str) -> tuple[Command, str]:
     """`luwu up` between the hosts, and the URL that it prints."""
     up = ["up", "--run-dir", "up", "--bind", f"tcp://{CENTRE}:0", "--insecure", "--state", "state"]
-    serving = shell.start_program([*network.centre, *LUWU], up, {})
-    return serving, serving.wait_for(r"^or      luwu run --join '(tcp://.*)' SCRIPT$")[1]
+    serving = shell.start_program([*network.centre, *LUWU], [*up, *flags], {})
+    return serving, serving.wait_for(URL)[1]
 
 
 def check_end(shell: Terminal, commands: list[Command], serving: Command) -> None:
@@ -84,11 +89,13 @@ def check_end(shell: Terminal, commands: list[Command], serving: Command) -> Non
 
 
 @pytest.mark.feature("torchrun over several hosts")
+@pytest.mark.feature("a switch on each host")
 @pytest.mark.timeout(300)
 def test_lost_worker_is_replayed_over_two_hosts(shell: Terminal, network: Hosts) -> None:
     """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second
-    host in the middle of the run; its agent has all workers started again, on both hosts."""
-    serving, url = serve(shell, network)
+    host in the middle of the run; its agent has all workers started again, on both hosts, and with
+    them the switches that the first of each host starts."""
+    serving, url = serve(shell, network, "--hosts", "2")
     workers = [start_worker(shell, network, url, index) for index in range(2)]
     wait_for_step(shell, KILL_AFTER, serving)
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import email
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.namespaces import CENTRE, Hosts
 from luwu.base.own import DISTRIBUTION, PACKAGES
-from tests.processes.commands import Terminal
+from luwu.base.tree import tree_of_hosts
+from tests.helpers.local_job import Job, plain_of
+from tests.processes.commands import Command, Terminal, summary
 from tests.suites.unpack import unpack_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,14 +97,19 @@ def test_index_page_has_no_dead_links(wheel: Path) -> None:
     assert text.count("\n## ") == (ROOT / "README.md").read_text().count("\n## ")
 
 
+def install(wheel: Path, site: Path) -> None:
+    """Install it without a network."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--target", str(site), str(wheel)], check=True)
+
+
 @pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
 def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
     """Goal: the wheel is whole, and our packages are used though others hide them. Method: install
     it without a network into a directory, in front of everything; a folder of the user's own, where
     the commands are typed, has packages of the same names, which end whoever imports them."""
     site = shell.directory / "site"
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*command, "--target", str(site), str(wheel)], check=True)
+    install(wheel, site)
     environ = {"PYTHONPATH": str(site)}
     for package in PACKAGES:
         (shell.directory / package).mkdir()
@@ -119,3 +129,36 @@ def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
     assert run.process.returncode == 0, run.err
     log = shell.directory / "luwu-runs" / "latest" / "logs" / "launcher.log"
     assert "-m workers.train is LuWu's own" in log.read_text()
+
+
+@pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
+@pytest.mark.feature("a switch on each host")
+@pytest.mark.feature("connections with keys")
+def test_two_hosts_from_an_installed_wheel(wheel: Path, shell: Terminal, network: Hosts) -> None:
+    """I3, I7. Goal: two hosts are started by the line that `luwu up` prints, each with a key of its
+    own and no other; the weights are those of the tree of both."""
+    site, here = shell.directory / "site", shell.directory
+    install(wheel, site)
+    program = [sys.executable, str(site / "bin" / "luwu")]
+    environ = {"PYTHONPATH": f"{site}:{ROOT}"}  # the script is in the tests
+
+    def start(where: list[str], *arguments: str) -> Command:
+        return shell.start_program([*where, *program], arguments, environ)
+
+    assert start([], "keys", "init", "--keys", "keys", "--hosts", "2").wait() == 0
+    up = ("up", "--run-dir", "up", "--workers", "4", "--hosts", "2", "--state", "state")
+    where = ("--bind", f"tcp://{CENTRE}:0", "--keys", "keys")
+    commands = [start(network.centre, *up, *where)]
+    line = shlex.split(commands[0].wait_for(r"^join    luwu (run .* SCRIPT)$")[1])
+    for host, ranks in enumerate(("0-1", "2-3")):
+        (here / f"keys-{host}").mkdir(mode=0o700)
+        key = f"switch-host-{host}.secret"
+        shutil.copy(here / "keys" / key, here / f"keys-{host}" / key)
+        words = {"keys": f"keys-{host}", "0-1": ranks}
+        typed = [words.get(word, word) for word in line[:-1]]
+        flags = ("--run-dir", f"host-{host}", "-m", "tests.light_job", "--steps", "4")
+        commands.append(start(network.host(host), *typed, *flags))
+    for command in reversed(commands):
+        assert command.wait() == 0, command.err
+    job = Job(world_size=4, steps=4, tree=tree_of_hosts(4, 2))
+    assert summary(here / "up")["weights_digest"] == plain_of(job, [range(4)] * 4).digest

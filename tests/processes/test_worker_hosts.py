@@ -18,14 +18,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.namespaces import CENTRE, Hosts
-from luwu.base.tree import Tree, parse_ranks, read_tree
+from luwu.base.socket_directory import sweep
+from luwu.base.tree import Tree, parse_ranks, read_tree, tree_of_hosts
 from tests.helpers.local_job import Job, plain_of
 from tests.processes.commands import Command, Terminal
 from tests.processes.sampling_train import check_counted
 
 STEPS = 12
 DROP = ("--on-worker-loss", "drop", "--drop-after", "2s")
-URL = r"^or      luwu run --join '(tcp://.*)' SCRIPT$"
+URL = r"^(?:or|join) +luwu run --join '(tcp://.*)' (?:--ranks \S+ )?SCRIPT$"
 
 
 TREE = {
@@ -52,7 +53,7 @@ class Cluster:
         up = ("up", "--run-dir", "up", "--state", "state", *flags, *bind)
         program = LUWU if network is None else (*network.centre, *LUWU)
         self.up = shell.start_program(program, up, {})
-        self._url = "" if tree else self.up.wait_for(URL)[1]
+        self._url = "" if "--role" in flags else self.up.wait_for(URL)[1]
         self.hosts: list[Command] = []
 
     def start(self, ranks: str, *flags: str, join: str = "") -> Command:
@@ -77,10 +78,10 @@ class Cluster:
         log = self.shell.directory / f"host-{rank}" / "logs" / f"worker-{rank}.log"
         self.hosts[rank].wait_for("light waits", of=log)
 
-    def kill_worker(self, host: Command, rank: int) -> int:
-        """The worker of a rank alone; its process number."""
+    def kill_one(self, host: Command, record: str) -> int:
+        """A process of a host alone, by its record, as `worker-0.json`; its process number."""
         records = self.shell.directory / f"host-{self.hosts.index(host)}" / "roles"
-        pid: int = json.loads((records / f"worker-{rank}.json").read_text())["pid"]
+        pid: int = json.loads((records / record).read_text())["pid"]
         os.kill(pid, signal.SIGKILL)
         return pid
 
@@ -97,6 +98,7 @@ class Cluster:
             with suppress(ProcessLookupError):  # the end of one may have ended another
                 os.kill(pid, signal.SIGKILL)
         host.process.wait()
+        sweep(self.shell.temporary, young_ns=0)  # as the next start does
 
     def wait_for_node(self, pattern: str) -> None:
         """Until the node has said so."""
@@ -151,10 +153,10 @@ def test_a_host_starts_its_own_workers_again(shell: Terminal) -> None:
     cluster.start("0")
     host = cluster.start("1-2", "--worker-restarts", "1")
     cluster.make(range(4))
-    first = cluster.kill_worker(host, 2)
+    first = cluster.kill_one(host, "worker-2.json")
     host.wait_for(rf"worker 2 \(pid {first}\) was lost: .* all workers of this host are started")
     cluster.make(range(4, 8))
-    second = cluster.kill_worker(host, 1)
+    second = cluster.kill_one(host, "worker-1.json")
     assert host.wait() == 4
     assert f"worker 1 (pid {second}) was lost: signal SIGKILL" in host.err
     assert "start this command again, and its ranks take part again" in host.err
@@ -162,6 +164,30 @@ def test_a_host_starts_its_own_workers_again(shell: Terminal) -> None:
     cluster.hosts.remove(host)
     cluster.make(range(8, STEPS))
     assert cluster.check_end(3) == ["0-2"] * STEPS
+
+
+@pytest.mark.feature("a switch on each host")
+@pytest.mark.feature("a host of workers that dies and comes back")
+@pytest.mark.faults(1)
+@pytest.mark.faults(2)
+def test_each_host_has_a_switch(shell: Terminal) -> None:
+    """I1, I3, I6, I8. Goal: with --hosts each command starts a switch for its ranks. One that dies
+    is started again; a host that is lost with its switch comes back. The weights are those of the
+    tree of both hosts."""
+    hosts = ("--workers", "4", "--hosts", "2")
+    cluster = Cluster(shell, *hosts, *DROP, tree=tree_of_hosts(4, 2))
+    cluster.start("0-1")
+    lost = cluster.start("2-3")
+    cluster.make(range(3))
+    cluster.kill_one(lost, "switch-host-1.ready.json")
+    lost.wait_for("switch-host-1.* started again")
+    cluster.make(range(3, 6))
+    cluster.kill(lost)
+    cluster.make(range(6, 9))
+    cluster.start("2-3")
+    cluster.wait_for_node("ranks 2, 3 are back")
+    cluster.make(range(9, STEPS))
+    assert cluster.check_end(4) == ["0-3"] * 6 + ["0-1"] * 3 + ["0-3"] * 3
 
 
 @pytest.mark.feature("two hosts that start the same rank")
