@@ -23,7 +23,7 @@ from luwu.join.connection import Connection, join
 
 RUNS: Final = Path("luwu-runs")
 ENDING_S: Final = 5.0
-"""Time for the switch to end by itself once its workers have left."""
+"""Time for the switch to end once its workers have left."""
 
 
 def connection_of_host(where: str, connection: Connection, rank: int) -> Connection:

@@ -55,7 +55,7 @@ def check_job(commands: Sequence[Sequence[str]]) -> None:
         assert joining.join is not None
         assert parent.bind is not None
         url = parse_url(joining.join)
-        assert (url.job, url.world_size) == (node.job, node.workers)
+        assert (url.job, url.world_size, url.hosts) == (node.job, node.workers, node.hosts)
         assert url.chunk_bytes == node.chunk
         assert url.endpoint == f"tcp://{parent.advertise}:{parent.bind.rpartition(':')[2]}"
     assert ranks == list(range(node.workers))

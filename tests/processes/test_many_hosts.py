@@ -89,7 +89,7 @@ def check_end(shell: Terminal, commands: list[Command], serving: Command) -> Non
 
 
 @pytest.mark.feature("torchrun over several hosts")
-@pytest.mark.feature("a switch on each host")
+@pytest.mark.feature("trees of switches")
 @pytest.mark.timeout(300)
 def test_lost_worker_is_replayed_over_two_hosts(shell: Terminal, network: Hosts) -> None:
     """I1, I3, I8. Goal: one digest, disturbed or not. Method: SIGKILL to the worker of the second

@@ -132,7 +132,7 @@ def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
 
 
 @pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
-@pytest.mark.feature("a switch on each host")
+@pytest.mark.feature("trees of switches")
 @pytest.mark.feature("connections with keys")
 def test_two_hosts_from_an_installed_wheel(wheel: Path, shell: Terminal, network: Hosts) -> None:
     """I3, I7. Goal: two hosts are started by the line that `luwu up` prints, each with a key of its

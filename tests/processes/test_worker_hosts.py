@@ -166,7 +166,7 @@ def test_a_host_starts_its_own_workers_again(shell: Terminal) -> None:
     assert cluster.check_end(3) == ["0-2"] * STEPS
 
 
-@pytest.mark.feature("a switch on each host")
+@pytest.mark.feature("trees of switches")
 @pytest.mark.feature("a host of workers that dies and comes back")
 @pytest.mark.faults(1)
 @pytest.mark.faults(2)
