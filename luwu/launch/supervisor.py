@@ -162,19 +162,13 @@ class Supervisor(Closing):
                 self.run, self._prefix, share, policy=on_loss, restarts=restarts_max, when=when
             )
             command = [*agent, *script]
-        command = guarded(self.run_id, command)
-        self.run.keep(self.run.role(f"{self._prefix}workers.json"), {
-            "schema": 1,
-            "workers": workers,
-            "world_size": 1 if alone else share.world_size,
-            "omp_num_threads": int(environ["OMP_NUM_THREADS"]),
-            "command": command,
-        })  # fmt: skip
         self._relay = Relay(self.run, f"{self._prefix}worker-0", sink)
         name = f"{self._prefix}workers"
         self._agent = LogFollower(self.run.log(name), from_end=True)
         """The reports of the starter of workers."""
-        self._guard = Child(name, command, log=self.run.log(name), environ=environ)
+        self._guard = Child(
+            name, guarded(self.run_id, command), log=self.run.log(name), environ=environ
+        )
 
     def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
         """Several optimizer nodes hold each page: the run goes on without one that is lost."""
