@@ -328,6 +328,23 @@ def test_a_version_that_was_made_again_is_not_decided(attempt: int, is_decided: 
         assert parts.lines() == ["Decide version=1 attempt=1"] * is_decided
 
 
+def test_a_node_says_under_which_attempts_its_versions_were_made() -> None:
+    """E2. Goal: the attempts of what is decided and of what is prepared, which are not always the
+    last that it has recorded: after it was opened, and once it has decided more."""
+    parts = Parts(number=1, count=2)
+    joint, hello = joint_of(parts), parts.hello(RANKS, incarnation=20)
+    prepared = do.PreparedVersion(2, 4, applied=True, norms=(1.0,), contributors=RANKS)
+    parts.state.opened(do.StoreFacts(
+        description=b"", generation=1, attempt=5, epoch=0, job=JOB, version=1, decided_attempt=3,
+        prepared=prepared,
+    ))  # fmt: skip
+    joint.hello("switch", hello, parts.shard.description_bytes)
+    assert parts.lines()[-1].endswith("decided_attempt=3 prepared_attempt=4")
+    parts.state.was_decided()
+    joint.hello("switch", hello, parts.shard.description_bytes)
+    assert parts.lines()[-1].endswith("decided_attempt=4 prepared_attempt=0")
+
+
 def test_an_older_switch_is_refused_after_a_newer_one_was_answered() -> None:
     """E3. Goal: also by a process that was started since, and the promise is durable before the
     answer."""

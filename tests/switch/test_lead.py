@@ -672,6 +672,19 @@ def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
     )  # fmt: skip
 
 
+def test_a_node_is_filled_anew_if_the_others_come_back_older() -> None:
+    """E2, E8. Goal: what it has by now is of a version that is made again."""
+    bench = Bench(fill_rate_bytes_per_s=1e9)
+    bench.fill()
+    bench.decide(2)
+    bench.says(0, wire.Rejoin, incarnation=2)
+    bench.lines()
+    older = {"attempt": 3, "epoch": 2, "members": 1, "step": 1, "decided_attempt": 2}
+    found = bench.says(0, wire.Standing, loaded=True, incarnation=2, **older)
+    starts(found, "parent-0: Adopt step=1 members=1", "parent-1: Adopt step=1 members=1")
+    assert "filling=4" in found[1]
+
+
 def test_a_node_is_not_asked_for_what_it_has_not() -> None:
     """E4. Goal: an attempt that is given up while one node has come back empty, and another is
     gone, asks neither; who has the state is asked when it is back, and goes on alone."""

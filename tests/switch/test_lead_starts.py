@@ -244,6 +244,20 @@ def test_a_version_that_was_made_again_is_another(is_announced: bool) -> None:
         starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
 
 
+def test_one_prepared_version_does_not_make_up_for_two() -> None:
+    """E5, O1. Goal: workers know of three steps, and both nodes come back with one, and the second
+    prepared: that is decided for nobody, as the third is lost all the same."""
+    bench = Bench()
+    bench.join(version=3)
+    bench.outbox.step = 3
+    bench.reconnect(0, 1)
+    for node in (0, 1):
+        found = bench.says(
+            node, wire.Standing, DIGEST * 2, **MADE_AGAIN, step=1, decided_attempt=1, incarnation=2
+        )
+    starts(found, "parent-0: Refuse", "parent-1: Refuse", "core: Refuse")
+
+
 def test_a_new_switch_takes_no_version_for_the_one_that_was_made_again() -> None:
     """E2. Goal: node 0 is at version 1 as made under attempt 3. A node that has that prepared, or
     decided, is gone on with; one that has version 1 of another attempt came back older."""
