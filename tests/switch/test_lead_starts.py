@@ -244,6 +244,28 @@ def test_a_version_that_was_made_again_is_another(is_announced: bool) -> None:
         starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
 
 
+def test_less_than_half_of_the_nodes_do_not_go_on_as_the_others_come_back_older() -> None:
+    """E3. Goal: one of three nodes has version 1, the others came back with older copies. If it is
+    only prepared there, and nobody was told of it, the step is made again by all; one that has
+    decided it, or was not lost, is no state together with the others, and the job ends."""
+    older = {"loaded": True, "attempt": 1, "epoch": 1, "members": 7, "incarnation": 2}
+    known = {"step": 1, "decided_attempt": 1}
+    for first, expected in (
+        ({"prepared_attempt": 1}, [f"parent-{node}: Adopt members=7" for node in range(3)]),
+        (known, [*(f"parent-{node}: Refuse" for node in range(3)), "End E500"]),
+        (None, [*(f"parent-{node}: Refuse" for node in range(3)), "End E500"]),
+    ):
+        bench = Bench(3, 3)
+        bench.join()
+        for node in range(3):
+            bench.prepare(node)
+        bench.reconnect(*range(first is None, 3))
+        if first is not None:
+            bench.says(0, wire.Standing, DIGEST * 3, **older, **first)
+        bench.says(1, wire.Standing, **older)
+        starts(bench.says(2, wire.Standing, **older), *expected)
+
+
 def test_one_prepared_version_does_not_make_up_for_two() -> None:
     """E5, O1. Goal: workers know of three steps, and both nodes come back with one, and the second
     prepared: that is decided for nobody, as the third is lost all the same."""

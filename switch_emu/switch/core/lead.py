@@ -38,7 +38,7 @@ Who may decide:
         later one known, is decided with the epoch; once that is proposed, the switch does not go
         back. Otherwise its step is made again.
     E6  If too few members answer, or those that do lack a page, the job waits for the others. It
-        ends if all have answered, and some pages are at none.
+        ends if all have answered, and some pages are at none, or too few are at one version.
     E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
         three is left out; of two, the one that states something else when the step is made again.
     E8  A node that is being filled (`filling.py`) is no member: it is asked for no vote and serves
@@ -394,7 +394,8 @@ class Lead:
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *announced])
-        if version.number < 0 < known or not self._parents.covers(fit):  # all pages, or some
+        is_few = self.at.is_installed and not self._are_enough(fit)  # E3
+        if version.number < 0 < known or is_few or not self._parents.covers(fit):
             versions = {n: self.at.version_of(n).number for n in nodes_of(members)}
             held = sum(1 << n for n in versions if versions[n] >= 0)
             if self._parents.covers(held):

@@ -197,7 +197,8 @@ class Standings:
         """The version from which the rest of the nodes goes on, of which some were started again;
         None: they have none, and of the lost ones some may (E6)."""
         version = self.latest.version
-        if rest != back or any(self.are_at(1 << n, version) for n in nodes_of(rest)):
+        at_it = sum(self.are_at(1 << n, version) for n in nodes_of(rest))
+        if rest != back or 2 * at_it >= self.now.members.bit_count():  # E3: so many can go on
             return version
         found = max((self.version_of(n) for n in nodes_of(rest)), default=Version())
         return None if lost and found.number < 0 <= version.number else found  # an older copy's
