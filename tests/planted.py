@@ -277,6 +277,12 @@ BUGS = (
         SEVERAL_NODES,
     ),
     Bug(
+        "a node decides a version that was made again, as it was prepared before",
+        "switch_emu/node/core/state.py",
+        {"(prepared.version, prepared.attempt) == (version, attempt)": "True"},
+        SEVERAL_NODES,
+    ),
+    Bug(
         "an optimizer node that has answered a later switch follows an older one",
         "switch_emu/node/core/deciding.py",
         {"if hello.incarnation < self._recorded.promised:\n": "if False:\n"},

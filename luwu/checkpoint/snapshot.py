@@ -24,6 +24,7 @@ from luwu.layout import Share
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import read_attachments
+from switch_emu.store.records import DecidedStep
 from switch_emu.store.striped import node_directory
 
 
@@ -57,7 +58,7 @@ def snapshot_at_rest(
                 f"{state} has no weights yet: its job ended before the first of them had come"
             )
         for number, store in enumerate(stores):
-            _copy_store(store, decided.version, node_directory(new, number, count), should_stop)
+            _copy_store(store, decided, node_directory(new, number, count), should_stop)
         if count > 1:
             flush_directory(new)
     return _made(out, decided.version, count, started_ns)
@@ -112,13 +113,13 @@ def _copy_running(
 
 
 def _copy_store(
-    source: FilePageStore, version: int, target: Path, should_stop: Callable[[], bool]
+    source: FilePageStore, first: DecidedStep, target: Path, should_stop: Callable[[], bool]
 ) -> None:
-    """The pages of one version of one node, each verified as it is read."""
-    record = steps_of(source).get(version)
-    if record is None:
+    """The pages of one node, of what node 0 has decided, each verified as it is read."""
+    record = steps_of(source).get(first.version)
+    if record is None or record.name != first.name:
         raise StateError(
-            f"{source.path} has no version {version}, which node 0 has decided; the directories "
+            f"{source.path} has no version {first.name}, which node 0 has decided; the directories "
             "are not parts of one state"
         )
     config = replace(source.config, store_uuid=uuid4().hex)
@@ -126,7 +127,7 @@ def _copy_store(
     attached = read_attachments(source.path, record)
     with making_store(target, config, record, attached, attempt=source.attempt) as store:
         write_pages(
-            store, record, lambda page, whole: source.read(page, version, whole), should_stop
+            store, record, lambda page, whole: source.read(page, record.version, whole), should_stop
         )
 
 

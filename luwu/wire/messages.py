@@ -464,10 +464,10 @@ class Standing(Message):
     """Bitmap of the nodes of that epoch; 0: none is recorded yet, and all are."""
     loaded: bool
     """The state has weights."""
-    is_prepared: bool
-    """True if its next version can be decided, after a crash too."""
+    decided_attempt: int
+    """The attempt under which the decided version was made."""
     prepared_attempt: int
-    """The attempt under which that version was prepared."""
+    """That of the next version, which can be decided, after a crash too; 0: none is prepared."""
 
 
 @message(36)
@@ -481,6 +481,8 @@ class Adopt(Message):
     """As in `Welcome`."""
     loaded: bool
     """As in `Welcome`."""
+    decided_attempt: int
+    """The attempt under which the version was made that it begins with."""
     text: str
     """Why the attempt before it is given up."""
     filling: int = 0

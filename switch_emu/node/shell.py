@@ -157,6 +157,7 @@ class NodeShell(Loop):
             version=None if decided is None else decided.version,
             applied=decided is None or decided.applied,
             norms=(decided and decided.norms) or (0.0,),
+            decided_attempt=0 if decided is None else decided.attempt,
             prepared=prepared,
             prepared_digests=self._pipeline.digests_of(prepared.version if prepared else None),
             recorded=Epoch(*store.epoch),

@@ -65,3 +65,8 @@ class DecidedStep:
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""
+
+    @property
+    def name(self) -> str:
+        """The version, by E2: one that was made again is another."""
+        return f"{self.version} (attempt {self.attempt})"

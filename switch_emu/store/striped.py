@@ -127,14 +127,14 @@ class StripedPages(Closing):
         for number in counted:
             if number not in self.stores:
                 raise ConfigError(f"{state} has no directory of optimizer node {number}")
-        version = None if self.decided is None else self.decided.version
+        decided = self.decided
         for number, store in self.stores.items():
-            reached = [s.version for s in (store.decided, store.prepared) if s is not None]
-            if version is not None and version not in reached:
+            reached = [step.name for step in (store.decided, store.prepared) if step is not None]
+            if decided is not None and decided.name not in reached:
                 raise StateError(
-                    f"{state}: version {version} is decided, node {number} has "
-                    f"{' and '.join(map(str, reached)) or 'none'}: they are not parts of one "
-                    "state; restore all directories from the same checkpoint"
+                    f"{state}: version {decided.name} is decided, node {number} has "
+                    f"{' and '.join(reached) or 'none'}: they are not parts of one state; restore "
+                    "all directories from the same checkpoint"
                 )
 
     def lay_out(self, layout: Layout) -> None:
@@ -156,7 +156,7 @@ class StripedPages(Closing):
     def decided(self) -> DecidedStep | None:
         """The newest step that any node has decided."""
         found = [store.decided for store in self.stores.values() if store.decided is not None]
-        return max(found, key=lambda step: step.version, default=None)
+        return max(found, key=lambda step: (step.version, step.attempt), default=None)
 
     @property
     def attempt(self) -> int:

@@ -439,8 +439,8 @@ class StepState:
         """The page table that `step` makes. Raises StateError unless it may be prepared now."""
         if self._prepared is not None:
             raise StateError(
-                f"version {step.version} cannot be prepared: version {self._prepared[0].version} "
-                f"(attempt {self._prepared[0].attempt}) already is; decide or abort it first"
+                f"version {step.version} cannot be prepared: version {self._prepared[0].name} "
+                "already is; decide or abort it first"
             )
         self._check_making("step", step.version, step.attempt)
         missing = len(self._table) - len(self._tentative)
@@ -462,7 +462,7 @@ class StepState:
         """Raise StateError unless exactly this step is prepared."""
         step = self.prepared
         if step is None or (step.version, step.attempt) != (version, attempt):
-            there = "nothing" if step is None else f"{step.version} (attempt {step.attempt})"
+            there = "nothing" if step is None else step.name
             raise StateError(
                 f"version {version} (attempt {attempt}) cannot be decided: prepared is {there}; "
                 "prepare it first"

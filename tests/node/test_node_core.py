@@ -61,7 +61,9 @@ def joint_of(parts: Parts, filling: Filling | None = None) -> Joint:
 
 def adopt_of(parts: Parts, **values: Any) -> wire.Adopt:
     stamp = {"attempt": 2, "epoch": 5, "incarnation": 30}
-    fields = {"members": 0b01, "contributors": RANKS, "loaded": True, "text": "t"}
+    fields = {
+        "members": 0b01, "contributors": RANKS, "loaded": True, "decided_attempt": 1, "text": "t",
+    }  # fmt: skip
     found: wire.Adopt = parts.m(wire.Adopt, **{**stamp, **fields, **values})
     return found
 
@@ -304,6 +306,43 @@ def test_an_attempt_that_was_sent_to_its_former_start_is_not_followed() -> None:
     assert joint.waiting() is None
     adopt = adopt_of(parts)
     assert joint.adopt(adopt) is adopt
+
+
+@pytest.mark.parametrize(("attempt", "is_decided"), [(1, True), (2, False)])
+def test_a_version_that_was_made_again_is_not_decided(attempt: int, is_decided: bool) -> None:
+    """E2. Goal: a node that has a version prepared decides it if that is the one that the others
+    have; if it was made again since, under another attempt, it waits, or hears no decision.
+    Method: it has version 1 prepared under attempt 1."""
+    for adopts in (True, False):
+        parts = Parts(number=1, count=2)
+        joint = joint_of(parts)
+        parts.state.was_prepared(do.Prepare(
+            version=1, attempt=1, epoch=0, contributors=RANKS, hyper=b"", applied=True,
+            norms=(1.0,), kept_attempt=None,
+        ))  # fmt: skip
+        if adopts:
+            joint.adopt(adopt_of(parts, step=1, attempt=3, decided_attempt=attempt))
+        else:
+            joint.is_enlisted = True
+            joint.resolved(parts.m(wire.Resolved, version=1, attempt=attempt))
+        assert parts.lines() == ["Decide version=1 attempt=1"] * is_decided
+
+
+def test_a_node_says_under_which_attempts_its_versions_were_made() -> None:
+    """E2. Goal: the attempts of what is decided and of what is prepared, which are not always the
+    last that it has recorded: after it was opened, and once it has decided more."""
+    parts = Parts(number=1, count=2)
+    joint, hello = joint_of(parts), parts.hello(RANKS, incarnation=20)
+    prepared = do.PreparedVersion(2, 4, applied=True, norms=(1.0,), contributors=RANKS)
+    parts.state.opened(do.StoreFacts(
+        description=b"", generation=1, attempt=5, epoch=0, job=JOB, version=1, decided_attempt=3,
+        prepared=prepared,
+    ))  # fmt: skip
+    joint.hello("switch", hello, parts.shard.description_bytes)
+    assert parts.lines()[-1].endswith("decided_attempt=3 prepared_attempt=4")
+    parts.state.was_decided()
+    joint.hello("switch", hello, parts.shard.description_bytes)
+    assert parts.lines()[-1].endswith("decided_attempt=4 prepared_attempt=0")
 
 
 def test_an_older_switch_is_refused_after_a_newer_one_was_answered() -> None:
@@ -566,7 +605,7 @@ def test_a_store_is_emptied_when_nothing_reads_it() -> None:
     core.received(0, CHILD, hello, description)
     values = {
         **stamp, "epoch": 5, "attempt": 2, "members": 0b11, "contributors": RANKS, "loaded": True,
-        "text": "t", "filling": 0,
+        "decided_attempt": 1, "text": "t", "filling": 0,
     }  # fmt: skip
     core.received(0, CHILD, wire.Adopt(**values))
     pull = wire.Pull(**{**stamp, "epoch": 5, "attempt": 2}, index=1, part=0)

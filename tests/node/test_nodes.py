@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from luwu.base.config import RunConfig
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, StateError
+from luwu.checkpoint.snapshot import snapshot_at_rest
 from luwu.commands.main import main
 from luwu.join.connection import parse_url
 from luwu.launch.nodes import check_nodes
@@ -85,6 +86,22 @@ def test_striped_pages_have_the_digest_of_one_store(
         assert weights_digest(pages, job.layout) == expected
 
 
+def test_a_version_that_was_made_again_is_no_part_of_a_state(tmp_path: Path) -> None:
+    """E2, I2. Goal: a node has the decided version prepared, but as made under another attempt: its
+    pages are not read with those of the others, nor copied."""
+    job = make_state(tmp_path / "state", 2, last_is_prepared=True)
+    with FilePageStore.open(node_directory(tmp_path / "state", 1, 2)) as store:
+        store.abort(store.attempt)
+        store.record_attempt(store.attempt + 1)
+        write_version(store, job, 1, 1)
+    with pytest.raises(
+        StateError, match=r"is decided, node 1 has 0 \(attempt 0\) and 1 \(attempt 1\)"
+    ):
+        StripedPages(tmp_path / "state", 2)
+    with pytest.raises(StateError, match=r"node-1 has no version 1 \(attempt 0\)"):
+        snapshot_at_rest(tmp_path / "state", 2, tmp_path / "copy")
+
+
 @pytest.mark.feature("several optimizer nodes")
 @pytest.mark.parametrize(("count", "replicas"), [(3, 2), (4, 1)])
 def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
@@ -110,6 +127,21 @@ def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
     with StripedPages(tmp_path / "state", count) as pages:
         pages.lay_out(layout)
         assert weights_digest(pages, layout) == local_job.plain(job).digest
+
+
+def test_a_store_that_is_opened_again_says_which_version_it_has(tmp_path: Path) -> None:
+    """E2. Goal: the node that opens it knows the attempt of the decided version, which is not that
+    in which the job goes on."""
+    job = local_job.Job(layout=replace(local_job.make_layout(), optimizer_nodes=2))
+    changes = {"state": tmp_path / "state", "optimizer_nodes": 2}
+    (tmp_path / "state").mkdir()
+    with local_job.cluster_for(job, tmp_path, **changes) as cluster:
+        cluster.run(local_job.Worker(job))
+    with local_job.cluster_for(job, tmp_path, **changes, resume=True) as cluster:
+        cluster.run(lambda nic: nic.join(job.description))
+        for node in cluster.nodes:
+            known, decided = node.core.state, node.store.decided
+            assert 0 < known.decided_attempt == decided.attempt < node.store.attempt
 
 
 def page_bytes(chunk: Chunk, steps: int) -> int:

@@ -185,6 +185,7 @@ class Disk:
         return node_actions.StoreFacts(
             description=self.description, generation=self.generation, attempt=self.attempt,
             epoch=0, job=JOB, version=self.version, applied=self.applied, prepared=self.prepared,
+            decided_attempt=self.decided_attempt.get(self.version or 0, 0),
             prepared_digests=self._prepared_digests, recorded=self.recorded,
             is_in_place=self.in_place,
         )  # fmt: skip

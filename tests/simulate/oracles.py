@@ -101,7 +101,7 @@ class Oracles:
         self._went_back = False
         """An older copy of the state was put in its place."""
         self._attempts_before: dict[int, int] = {}
-        """Version -> attempt, of the state before that."""
+        """Version -> attempt, of the states before that; the last, if it was made again."""
         self._replaced_before: set[bytes] = set()
         """What lay beside versions of the state before that, attached late."""
         self._announced: int | None = None
@@ -236,7 +236,8 @@ class Oracles:
     def going_back(self, version: int | None) -> None:
         """An older copy is put in the place of the state: with it go the steps after its own."""
         self._went_back = True
-        self._attempts_before = dict(self._disks[0].decided_attempt)
+        for disk in self._disks:  # of one that went back just now, others or earlier copies know
+            self._attempts_before |= disk.decided_attempt
         self._replaced_before = {data for disk in self._disks for data in disk.replaced.values()}
         now = self._disks[0].version or 0
         if (version or 0) < now:

@@ -250,12 +250,12 @@ def test_a_node_that_was_started_again_costs_the_attempt() -> None:
 def test_a_version_that_all_have_prepared_is_decided_with_the_epoch() -> None:
     """E5. Goal: after a switch was lost, or a node, such a step is finished; where one has it not,
     or under another attempt, or they differ, it is made again."""
-    ready = {"attempt": 4, "loaded": True, "is_prepared": True, "prepared_attempt": 4}
+    ready = {"attempt": 4, "loaded": True, "prepared_attempt": 4}
     for second, digests, step in (
         (ready, DIGEST * 2, 1),
         ({**ready, "prepared_attempt": 3}, DIGEST * 2, 0),
         ({**ready, "attempt": 5}, DIGEST * 2, 0),
-        ({**ready, "is_prepared": False}, b"", 0),
+        ({**ready, "prepared_attempt": 0}, b"", 0),
         (ready, OTHER * 2, 0),
     ):
         bench = Bench()
@@ -599,8 +599,8 @@ def test_a_version_that_was_decided_with_an_epoch_stays_if_another_epoch_takes_i
         bench.says(0, wire.Rejoin, incarnation=2)
         bench.lines()
         ready = {
-            "attempt": 1, "loaded": True, "epoch": 1, "members": 7, "is_prepared": True,
-            "prepared_attempt": 1, "incarnation": 2,
+            "attempt": 1, "loaded": True, "epoch": 1, "members": 7, "prepared_attempt": 1,
+            "incarnation": 2,
         }  # fmt: skip
         found = bench.says(0, wire.Standing, DIGEST * 3, **ready)
         assert [each[:30] for each in found] == [
@@ -657,8 +657,9 @@ def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
     bench.says(0, wire.Rejoin, incarnation=2)
     bench.lines()
     found = bench.says(
-        0, wire.Standing, attempt=3, epoch=2, members=1, step=2, loaded=True, incarnation=2
-    )
+        0, wire.Standing, attempt=3, epoch=2, members=1, step=2, loaded=True, decided_attempt=3,
+        incarnation=2,
+    )  # fmt: skip
     starts(found, "parent-0: Adopt step=2", "parent-1: Adopt step=2")
     assert "filling=3" in found[1]
     bench.welcome(0, 4, incarnation=2, step=2)
@@ -669,6 +670,19 @@ def test_a_node_that_is_filled_is_waited_for_in_each_attempt() -> None:
         bench.says(1, wire.Prepared, DIGEST * 2, **ready), "parent-0,parent-1: Resolved step=3",
         "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3",
     )  # fmt: skip
+
+
+def test_a_node_is_filled_anew_if_the_others_come_back_older() -> None:
+    """E2, E8. Goal: what it has by now is of a version that is made again."""
+    bench = Bench(fill_rate_bytes_per_s=1e9)
+    bench.fill()
+    bench.decide(2)
+    bench.says(0, wire.Rejoin, incarnation=2)
+    bench.lines()
+    older = {"attempt": 3, "epoch": 2, "members": 1, "step": 1, "decided_attempt": 2}
+    found = bench.says(0, wire.Standing, loaded=True, incarnation=2, **older)
+    starts(found, "parent-0: Adopt step=1 members=1", "parent-1: Adopt step=1 members=1")
+    assert "filling=4" in found[1]
 
 
 def test_a_node_is_not_asked_for_what_it_has_not() -> None:

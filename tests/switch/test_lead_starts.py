@@ -3,13 +3,14 @@ twice or not at all. Most was found by histories (`python -m tests.simulate --wi
 
 from __future__ import annotations
 
+import pytest
+
 from luwu.protocol.epoch import UNKNOWN_EPOCHS
 from luwu.wire import messages as wire
 from tests.switch.test_lead import DIGEST, PATIENCE_NS, Bench, asked, starts
 
 READY = {
-    "attempt": 4, "loaded": True, "epoch": 2, "members": 7, "is_prepared": True,
-    "prepared_attempt": 4,
+    "attempt": 4, "loaded": True, "epoch": 2, "members": 7, "prepared_attempt": 4,
 }  # fmt: skip
 """A node that is decided at version 0, and has version 1 prepared."""
 
@@ -138,7 +139,7 @@ def test_what_is_said_twice_changes_nothing() -> None:
     assert bench.says(2, wire.Standing) == []
     bench.welcome(0, 5, step=1)
     bench.welcome(1, 5, step=1)
-    assert bench.lead.at.now.version == 1
+    assert bench.lead.at.now.version.number == 1
 
 
 def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
@@ -156,7 +157,7 @@ def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
     """E2. Goal: over links on which messages overtake each other, where it stood comes after what
     it has prepared since: it was not started again."""
     bench = decided_as_it_connects()
-    assert bench.lead.at.now.version == 1
+    assert bench.lead.at.now.version.number == 1
     bench.lines()
     late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
     starts(bench.says(0, wire.Standing, **late), "parent-0: Adopt step=1 members=1")
@@ -212,6 +213,88 @@ def test_a_node_that_is_about_to_decide_is_not_older() -> None:
     starts([each for each in found if "Adopt" in each], "parent-0: Adopt step=1 members=1")
 
 
+MADE_AGAIN = {"attempt": 1, "loaded": True, "prepared_attempt": 1, "epoch": 1, "members": 3}
+"""A node of an older copy: it is decided at version 0, and has version 1 prepared under attempt 1,
+which was given up."""
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_a_version_that_was_made_again_is_another(is_announced: bool) -> None:
+    """E2. Goal: version 1 is decided under attempt 2, and both nodes come back with older copies,
+    one of which has it prepared under attempt 1: nobody decides that. The step is made again, or if
+    workers know of it, both are refused."""
+    bench = Bench()
+    bench.join()
+    bench.says(0, wire.Rejoin, incarnation=2)
+    for node in (0, 1):
+        bench.says(node, wire.Standing, attempt=1, loaded=True, incarnation=2)
+    for node in (0, 1):
+        bench.welcome(node, 2, incarnation=2)
+    for node in (0, 1):
+        bench.says(node, wire.Prepared, DIGEST * 2, attempt=2, version=1, incarnation=2)
+    assert bench.lead.at.now.version == (1, 2)
+    bench.outbox.step = int(is_announced)
+    bench.reconnect(0, 1)
+    bench.says(1, wire.Standing, DIGEST * 2, **MADE_AGAIN, incarnation=3)
+    where = {**MADE_AGAIN, "attempt": 2, "prepared_attempt": 0, "incarnation": 3}
+    found = bench.says(0, wire.Standing, **where)
+    if is_announced:
+        starts(found, "parent-0: Refuse", "parent-1: Refuse", "core: Refuse")
+    else:
+        starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
+
+
+def test_less_than_half_of_the_nodes_do_not_go_on_as_the_others_come_back_older() -> None:
+    """E3. Goal: one of three nodes has version 1, the others came back with older copies. If it is
+    only prepared there, and nobody was told of it, the step is made again by all; one that has
+    decided it, or was not lost, is no state together with the others, and the job ends."""
+    older = {"loaded": True, "attempt": 1, "epoch": 1, "members": 7, "incarnation": 2}
+    known = {"step": 1, "decided_attempt": 1}
+    for first, expected in (
+        ({"prepared_attempt": 1}, [f"parent-{node}: Adopt members=7" for node in range(3)]),
+        (known, [*(f"parent-{node}: Refuse" for node in range(3)), "End E500"]),
+        (None, [*(f"parent-{node}: Refuse" for node in range(3)), "End E500"]),
+    ):
+        bench = Bench(3, 3)
+        bench.join()
+        for node in range(3):
+            bench.prepare(node)
+        bench.reconnect(*range(first is None, 3))
+        if first is not None:
+            bench.says(0, wire.Standing, DIGEST * 3, **older, **first)
+        bench.says(1, wire.Standing, **older)
+        starts(bench.says(2, wire.Standing, **older), *expected)
+
+
+def test_one_prepared_version_does_not_make_up_for_two() -> None:
+    """E5, O1. Goal: workers know of three steps, and both nodes come back with one, and the second
+    prepared: that is decided for nobody, as the third is lost all the same."""
+    bench = Bench()
+    bench.join(version=3)
+    bench.outbox.step = 3
+    bench.reconnect(0, 1)
+    for node in (0, 1):
+        found = bench.says(
+            node, wire.Standing, DIGEST * 2, **MADE_AGAIN, step=1, decided_attempt=1, incarnation=2
+        )
+    starts(found, "parent-0: Refuse", "parent-1: Refuse", "core: Refuse")
+
+
+def test_a_new_switch_takes_no_version_for_the_one_that_was_made_again() -> None:
+    """E2. Goal: node 0 is at version 1 as made under attempt 3. A node that has that prepared, or
+    decided, is gone on with; one that has version 1 of another attempt came back older."""
+    known = {"attempt": 4, "loaded": True, "step": 1, "decided_attempt": 3}
+    ready = {**MADE_AGAIN, "attempt": 3, "prepared_attempt": 3}
+    older = {**known, "decided_attempt": 1}
+    for other, members in ((known, 3), (ready, 3), (MADE_AGAIN, 1), (older, 1)):
+        bench = Bench()
+        bench.greet()
+        bench.says(0, wire.Standing, **{**known, "epoch": 1, "members": 3})
+        found = bench.says(1, wire.Standing, DIGEST * 2, **{**other, "epoch": 1, "members": 3})
+        assert f"Adopt step=1 members={members}" in found[0]
+        assert "decided_attempt=3" in found[0]
+
+
 def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> None:
     """E2, E6. Goal: both of two nodes were started again, one with its directory lost: the job goes
     on from the version that the other has prepared, which was decided."""
@@ -223,10 +306,10 @@ def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> N
         bench.welcome(node, 1)
     for node in (0, 1):
         bench.prepare(node, version=0)
-    assert bench.lead.at.now.version == 0
+    assert bench.lead.at.now.version.number == 0
     for node in (0, 1):
         bench.says(node, wire.Rejoin, incarnation=2)
-    ready = {"attempt": 1, "epoch": 1, "members": 3, "is_prepared": True, "prepared_attempt": 1}
+    ready = {"attempt": 1, "epoch": 1, "members": 3, "prepared_attempt": 1}
     bench.says(1, wire.Standing, DIGEST * 2, incarnation=2, **ready)
     bench.lines()
     found = bench.says(0, wire.Standing, incarnation=2)
@@ -251,10 +334,10 @@ def test_a_node_that_has_been_filled_is_so_whatever_it_says_of_before() -> None:
         bench.lead.reconnected(node)
     bench.prepare(0, attempt=3, version=3)
     assert bench.lead.at.next is not None
-    assert (bench.lead.at.next.version, bench.lead.at.next.members) == (3, 3)
+    assert (bench.lead.at.next.version.number, bench.lead.at.next.members) == (3, 3)
     bench.lines()
     where = {"attempt": 3, "epoch": 2, "members": 1, "step": 2}
     found = bench.says(1, wire.Standing, incarnation=2, **where)
     starts(found, "parent-1: Adopt step=3 members=3")
-    ready = {**where, "loaded": True, "is_prepared": True, "prepared_attempt": 3}
+    ready = {**where, "loaded": True, "prepared_attempt": 3}
     starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=3 members=3")

@@ -31,7 +31,7 @@ from switch_emu.switch.core.filling import Filling
 from switch_emu.switch.core.membership import Membership
 from switch_emu.switch.core.parents import STEP_MAX_S, FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
-from switch_emu.switch.core.standings import Position, Standings
+from switch_emu.switch.core.standings import Position, Standings, Version
 from switch_emu.switch.core.statements import AgreedStatement, Agreement, BeginCommit, Statement
 from switch_emu.switch.core.switch import FROM_CHILD, FROM_PARENT, RECEIPTS
 from switch_emu.switch.core.weights_down import STALLED_NS, WeightsCopies, WeightsDown
@@ -262,7 +262,7 @@ class Bench:
         parents.learn(JOB.layout)
         ballot = Ballot(2, 2)
         self.at = Standings(self.outbox, Children(self.outbox, [LEFT]), ballot, 2, None)
-        self.at.now = Position(members=0b01, version=5)
+        self.at.now = Position(members=0b01, version=Version(5))
         self.refusals = Refusals(self.outbox, parents)
         self.filling = Filling(
             self.outbox, parents, self.at, ballot, self.refusals, bytes_per_s, RetryPolicy()
@@ -290,7 +290,7 @@ def test_the_first_step_copies_what_a_step_has_time_for(opened_ago_s: int) -> No
         bench.outbox.now_ns += S if not opened_ago_s else S // 100
         filling.opens(step, 0)
     bench.outbox.now_ns += S * opened_ago_s
-    filling.choose(0b01, 2, 5, goes_on=True)
+    filling.choose(0b01, 2, Version(5))
     assert filling.node is not None
     copied = sum(stored_bytes(JOB, chunk) for chunk in filling.node.held_chunks(5))
     assert nbytes / 4 < copied <= nbytes / 2

@@ -83,6 +83,8 @@ class StoreFacts:
     """True if the last decided step was applied."""
     norms: tuple[float, ...] = (0.0,)
     """Those of the last decided step."""
+    decided_attempt: int = 0
+    """The attempt under which that was made."""
     prepared: PreparedVersion | None = None
     """A version that is not decided here; whether it is, all nodes together know."""
     prepared_digests: bytes = b""

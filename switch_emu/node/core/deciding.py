@@ -220,8 +220,7 @@ class Joint:
 
     def resolved(self, m: wire.Resolved, *_: object) -> None:
         """All nodes are prepared: this one decides."""
-        prepared = self._state.prepared
-        is_ours = prepared is not None and prepared.version == m.version
+        is_ours = self._state.has_prepared(m.version, m.attempt)
         if is_ours and self._is_of_now(m) and not self._state.is_sealing:  # E2; once
             self._asked.pop("prepared")
             self._state.decide()
@@ -321,7 +320,7 @@ class Joint:
             prepared, is_loaded = None, False
         return self._outbox.stamped(
             wire.Standing, epoch=self._recorded.number, members=self._recorded.members,
-            loaded=is_loaded, is_prepared=prepared is not None,
+            loaded=is_loaded, decided_attempt=self._state.decided_attempt,
             prepared_attempt=0 if prepared is None else prepared.attempt,
         )  # fmt: skip
 
@@ -338,14 +337,13 @@ class Joint:
             return None
         if self._state.is_sealing:
             return None
-        ours, prepared = self._state.version, self._state.prepared
-        theirs = m.step if m.loaded else None
+        ours, theirs = self._state.version, m.step if m.loaded else None
         # It is to count as one that is not being filled, and pages of its version are missing.
         if ours == theirs and not m.filling and not self._filling.is_whole:
             self._give_up(theirs, None, before)
         if ours == theirs:
             return m
-        if prepared is not None and prepared.version == theirs:
+        if self._state.has_prepared(theirs, m.decided_attempt):
             self._state.decide()
         else:
             self._give_up(theirs, ours, before)

@@ -29,6 +29,8 @@ class State:
     def __init__(self, outbox: Outbox, children: Children) -> None:
         self._outbox, self._children = outbox, children
         self.prepared: PreparedVersion | None = None
+        self.decided_attempt = 0
+        """The attempt under which the decided version was made."""
         self.is_sealing = False
         """`Prepare` or `Decide` is under way; nothing else may be asked of the store."""
         self.must_discard = False
@@ -42,7 +44,7 @@ class State:
     def opened(self, facts: StoreFacts) -> None:
         """Go on from what is in the open store."""
         outbox = self._outbox
-        self.prepared = facts.prepared
+        self.prepared, self.decided_attempt = facts.prepared, facts.decided_attempt
         outbox.generation, outbox.attempt = facts.generation, facts.attempt
         outbox.epoch = facts.epoch if facts.job == outbox.job else facts.epoch + 1
         outbox.step, self._children.loaded = facts.version or 0, facts.version is not None
@@ -73,6 +75,11 @@ class State:
             done.version, done.attempt, done.applied, done.norms, done.contributors
         )
 
+    def has_prepared(self, version: int | None, attempt: int) -> bool:
+        """E2: True if this version, as made under this attempt, is prepared."""
+        prepared = self.prepared
+        return prepared is not None and (prepared.version, prepared.attempt) == (version, attempt)
+
     def decide(self) -> None:
         """Record that the prepared version is decided."""
         assert self.prepared is not None
@@ -83,7 +90,7 @@ class State:
         """The prepared version is the decided one: announce it."""
         version, self.prepared, self.is_sealing = self.prepared, None, False
         assert version is not None
-        self._children.loaded = True
+        self._children.loaded, self.decided_attempt = True, version.attempt
         if version.version > 0:
             self._announce_decided(version)
 

@@ -28,7 +28,7 @@ from luwu.wire.description import Description
 from switch_emu.switch.core.ballot import Ballot
 from switch_emu.switch.core.parents import FilledNode, Parents
 from switch_emu.switch.core.refusals import Refusals
-from switch_emu.switch.core.standings import Position, Standings
+from switch_emu.switch.core.standings import Position, Standings, Version
 
 PAGES_MAX: Final = 4
 """Pages under way at a time."""
@@ -76,23 +76,20 @@ class Filling:
             self.waiting.add(number)
             self._outbox.note("switch.returned", node=number, step=self._at.now.step)
 
-    def choose(self, members: int, attempt: int, version: int, *, goes_on: bool) -> int:
-        """Bitmap of the node that is filled in an attempt, which begins with this version; of -1
-        there are no pages.
-
-        `goes_on`: the version is that of the attempt before, or was decided under it, so that what
-        the node has by now counts.
-        """
+    def choose(self, members: int, attempt: int, version: Version) -> int:
+        """Bitmap of the node that is filled in an attempt, which begins with this version. If it is
+        that of the attempt before, or was decided under it, what the node has by now counts."""
         rest = [number for number in sorted(self.waiting) if not members >> number & 1]
         if self.node is not None and not members & self._bit:
             known = self._at.nodes[self.node.number]
+            goes_on = version == self._at.latest.version
             if goes_on and not known.is_away and known.standing is None:  # it has what it was sent
                 self._prepared_version = -1  # that is of the attempt before
                 return self._bit
             rest = rest if known.is_away else [self.node.number]
         self._end()
-        if rest and self._job is not None and version >= 0:  # else there is nothing to copy
-            self._begin(rest[0], attempt, version)
+        if rest and self._job is not None and version.number >= 0:  # else there are no pages
+            self._begin(rest[0], attempt, version.number)
         return self._bit
 
     def _begin(self, number: int, filling: int, first_step: int) -> None:

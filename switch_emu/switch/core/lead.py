@@ -23,7 +23,9 @@ Who may decide:
     E1  An epoch (its number, its members, and the switch that leads it) and an attempt are durable
         at every member before anything is stated or decided under them.
     E2  A version is decided once every member has it prepared. That can be read from their disks,
-        so no disk is the log of decisions, and no node is special.
+        so no disk is the log of decisions, and no node is special. A version is its number and the
+        attempt under which it was made: one that was made again is another. A node that has only
+        the former, as of an older copy, is not at this version, and decides nothing of it.
     E3  A node that has answered a switch answers no older start of one, after a crash too. A switch
         proposes its first epoch only after all members of the newest recorded one have answered,
         or of each, if two switches proposed one of its number; of three or more, most are enough.
@@ -36,7 +38,7 @@ Who may decide:
         later one known, is decided with the epoch; once that is proposed, the switch does not go
         back. Otherwise its step is made again.
     E6  If too few members answer, or those that do lack a page, the job waits for the others. It
-        ends if all have answered, and some pages are at none.
+        ends if all have answered, and some pages are at none, or too few are at one version.
     E7  Owners of a page that state different sums or digests of it decide nothing: the odd one of
         three is left out; of two, the one that states something else when the step is made again.
     E8  A node that is being filled (`filling.py`) is no member: it is asked for no vote and serves
@@ -73,7 +75,7 @@ from switch_emu.switch.core.filling import Filling
 from switch_emu.switch.core.parents import Parents
 from switch_emu.switch.core.readers import JointReaders, ReaderRoutes
 from switch_emu.switch.core.refusals import Refusals
-from switch_emu.switch.core.standings import Position, Standings
+from switch_emu.switch.core.standings import Position, Standings, Version
 
 
 class Lead:
@@ -387,34 +389,34 @@ class Lead:
                 self._ask(("adopt", number), number, self._adoption(position, number))
         self._end_if_left()
 
-    def _go_on_with(self, members: int, version: int, text: str) -> None:
+    def _go_on_with(self, members: int, version: Version, text: str) -> None:
         """Propose the nodes among `members` that are at a version, if together they have all."""
         fit = sum(1 << n for n in nodes_of(members) if self.at.are_at(1 << n, version))
         announced = [member.known[2] for member in self._children.members.all_members]
         known = max([self._outbox.step, *announced])
-        if version < 0 < known or not self._parents.covers(fit):  # all pages, or some
-            versions = {n: self.at.version_of(n) for n in nodes_of(members)}
+        is_few = self.at.is_installed and not self._are_enough(fit)  # E3
+        if version.number < 0 < known or is_few or not self._parents.covers(fit):
+            versions = {n: self.at.version_of(n).number for n in nodes_of(members)}
             held = sum(1 << n for n in versions if versions[n] >= 0)
             if self._parents.covers(held):
                 self._refusals.refuse_all(versions)
             elif members == (self.at.now.members if self.at.is_installed else self.at.recorded):
                 self._refusals.end_without_pages(held)
             return  # E6: who is gone has what is missing
-        if max(0, version) < known and not self.at.finishes(fit, version):
-            refusal = refusal_text(max(0, version), known)
+        if max(0, self.at.finished(fit, version).number) < known:
+            refusal = refusal_text(max(0, version.number), known)
             for number in nodes_of(members):
                 self._refusals.refuse(number, refusal, is_older=True)
             self._inbound.append(self._outbox.stamped(wire.Refuse, text=refusal, is_older=True))
             return
         self._propose(fit, version, text)
 
-    def _propose(self, members: int, version: int, text: str) -> None:
+    def _propose(self, members: int, before: Version, text: str) -> None:
         """Ask nodes to record an epoch and an attempt, later than all that anybody knows."""
         assert self._parents.covers(members), "E6: some pages are at none of them"
         assert not self.at.is_installed or self._are_enough(members), "E3"
-        is_finished = self.at.finishes(members, version)
-        version += is_finished  # E5
-        if version >= 0:
+        version = self.at.finished(members, before)  # E5
+        if version.number >= 0:
             self._counted.change()
         epoch, generation, attempt = self.at.newest()
         last = self.at.latest  # some may have recorded what is proposed
@@ -427,10 +429,7 @@ class Lead:
         self.at.next = Position(
             epoch=epoch + is_other, members=members, version=version,
             generation=generation, attempt=attempt + 1,
-            filled=self._filling.choose(
-                members, attempt + 1, version,
-                goes_on=self.at.is_installed and not is_finished,
-            ),
+            filled=self._filling.choose(members, attempt + 1, version),
         )  # fmt: skip
         self._text = text
         self._readers.pause()
@@ -458,7 +457,8 @@ class Lead:
         return self._outbox.stamped(
             wire.Adopt, epoch=position.epoch, step=position.step, attempt=position.attempt,
             generation=position.generation, members=position.members,
-            contributors=self._counted.wanted, loaded=position.version >= 0, text=self._text[:900],
+            contributors=self._counted.wanted, loaded=position.version.number >= 0,
+            decided_attempt=position.version.attempt, text=self._text[:900],
             filling=0 if filled is None or filled.number != number else filled.filling,
         )  # fmt: skip
 
@@ -501,7 +501,7 @@ class Lead:
         position = self.at.now
         return self._outbox.stamped(
             kind, epoch=position.epoch, step=position.step, attempt=position.attempt,
-            generation=position.generation, loaded=position.version >= 0,
+            generation=position.generation, loaded=position.version.number >= 0,
             contributors=self._counted.wanted, **fields,
         )  # fmt: skip
 
@@ -553,7 +553,7 @@ class Lead:
 
     def _prepared(self, number: int, m: wire.Prepared, digests: bytes | None) -> None:
         """A version is durable at a node."""
-        version = self.at.now.version
+        version = self.at.now.version.number
         if m.version <= version and self.at.next is None:
             self._send(number, self._resolved())
         elif m.version == version + 1 and self._is_of_now(number, m):
@@ -571,7 +571,8 @@ class Lead:
         assert self.at.is_settled, "E1: what is proposed decides nothing"
         assert self._ballot.is_prepared, "E2"
         assert self._ballot.differing_pages() is None, "E7"
-        self.at.now = replace(self.at.now, version=self.at.now.version + 1)
+        version = Version(self.at.now.version.number + 1, self.at.now.attempt)
+        self.at.now = replace(self.at.now, version=version)
         whole = self._filling.completed()  # by digests that the ballot forgets
         self._ballot.clear()
         self._verdict, self._skips, self._hyper = None, False, stated_hyper(None)
@@ -580,18 +581,18 @@ class Lead:
         self._send_members(self._resolved())
         if whole:
             text = f"optimizer {nodes_text(whole)} has been filled"
-            self._propose(self.at.now.members | whole, self.at.now.version, text)
+            self._propose(self.at.now.members | whole, version, text)
         elif self._abort_text is not None:
-            self._propose(self.at.now.members, self.at.now.version, self._abort_text)
+            self._propose(self.at.now.members, version, self._abort_text)
         else:
-            if self.at.now.version == 0:  # of which no node says Decided
+            if version.number == 0:  # of which no node says Decided
                 self._readers.resume(self.at.now)
             self._recount()
 
     def _resolved(self) -> wire.Resolved:
         position = self.at.now
         return self._outbox.stamped(
-            wire.Resolved, version=position.version, step=position.step,
+            wire.Resolved, version=position.version.number, step=position.step,
             attempt=position.attempt, generation=position.generation,
         )  # fmt: skip
 
@@ -639,14 +640,14 @@ class Lead:
         # As good as decided, unless who was started again still had to attach something to it.
         # Before the first weights are, what was pushed waits at the nodes, and so does this.
         is_decided = self._verdict is not None and not (lost and self._hyper.keeps)
-        if is_decided or self.at.now.version < 0:
+        if is_decided or self.at.now.version.number < 0:
             self._abort_text = text
         else:
             self._propose(self.at.now.members, self.at.now.version, text)
 
     def _recount(self) -> None:
         """Other ranks count from the next attempt on, if others are present now."""
-        if not self.at.is_settled or self.at.now.version < 0:
+        if not self.at.is_settled or self.at.now.version.number < 0:
             return
         if change := self._counted.change():
             self._request_abort(change.text, lost=change.lost)

@@ -117,7 +117,7 @@ class JointReaders:
 
     def resume(self, position: Position) -> None:
         """All members are decided at this version."""
-        if position.version >= 0:
+        if position.version.number >= 0:
             self._position = position
             for reader in self._readers.values():
                 self._open(reader)
@@ -154,10 +154,10 @@ class JointReaders:
         position = self._position
         if position is None or reader.opened is not None:
             return
-        if reader.version != position.version and not reader.is_known:
+        if reader.version != position.version.number and not reader.is_known:
             for node in tuple(reader.holders):
                 self._shut(reader, node)
-            reader.version = position.version
+            reader.version = position.version.number
         for node in nodes_of(position.members):
             if node not in reader.holders:
                 self._say(reader, node, wire.Open)

@@ -9,12 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 from luwu.protocol.children import Children
 from luwu.protocol.epoch import are_enough, is_beyond, nodes_of, nodes_text
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from switch_emu.switch.core.ballot import Ballot
+
+
+class Version(NamedTuple):
+    """A version of the state, by E2: one that was made again is another."""
+
+    number: int = -1
+    """Decided steps; -1: there are no weights yet."""
+    attempt: int = 0
+    """The attempt under which it was made."""
 
 
 @dataclass(slots=True)
@@ -54,8 +64,7 @@ class Position:
     """Bitmap of nodes."""
     generation: int = 0
     attempt: int = 0
-    version: int = -1
-    """Decided steps; -1: there are no weights yet."""
+    version: Version
     filled: int = 0
     """Bitmap of the node that is being filled, which does not count."""
 
@@ -70,7 +79,7 @@ class Position:
     @property
     def step(self) -> int:
         """The first undecided step."""
-        return max(0, self.version)
+        return max(0, self.version.number)
 
 
 class Standings:
@@ -83,7 +92,7 @@ class Standings:
         self._outbox, self._children, self._ballot = outbox, children, ballot
         self.drop_node_after_ns = drop_node_after_ns
         self.nodes = [KnownNode() for _ in range(count)]
-        self.now = Position(members=(1 << count) - 1)
+        self.now = Position(members=(1 << count) - 1, version=Version())
         self.next: Position | None = None
         """Proposed, and not taken over by all its members."""
         self.is_installed = False
@@ -133,12 +142,10 @@ class Standings:
     def _patience_ends_ns(self) -> dict[int, int]:
         """When each node that is gone is so for too long."""
         after_ns = self.drop_node_after_ns
+        if after_ns is None:
+            return {}
         absent = {n: node.absent_ns for n, node in enumerate(self.nodes)}
-        return {
-            n: at_ns + after_ns
-            for n, at_ns in absent.items()
-            if at_ns is not None and after_ns is not None
-        }
+        return {n: at_ns + after_ns for n, at_ns in absent.items() if at_ns is not None}
 
     def answered(self) -> tuple[int, int]:
         """E3: bitmaps of the members of the newest recorded epoch that have answered, and of the
@@ -162,7 +169,7 @@ class Standings:
         """Bitmap of the members of the newest recorded epoch."""
         return reduce(or_, self._bases, 0)
 
-    def first_version(self, answered: int) -> tuple[int, str]:
+    def first_version(self, answered: int) -> tuple[Version, str]:
         """The version to go on from with the members that have answered, and what may be lost, as
         text. It is that of those that know the newest epoch: others may be ahead of it only if an
         operator has given up what they have (`luwu refill --without`)."""
@@ -173,11 +180,12 @@ class Standings:
         there = sum(
             1 << n for n in nodes_of(answered) if n in know or self.are_at(1 << n, version)
         )  # fmt: skip
-        if version < 0 or all(are_enough(there, base) for base in self._bases):
+        if version.number < 0 or all(are_enough(there, base) for base in self._bases):
             return version, ""
         return version, (
             f"{nodes_text(answered & ~there)} came back with an older directory, or none: if the "
-            f"job went on without {nodes_text(there)} before, steps from {version} on are lost"
+            f"job went on without {nodes_text(there)} before, steps from {version.number} on are "
+            "lost"
         )
 
     def _know_newest(self, answered: int) -> list[int]:
@@ -185,14 +193,15 @@ class Standings:
         stands = {n: self.nodes[n].standing for n in nodes_of(answered)}
         return [n for n, s in stands.items() if s is None or s.epoch >= self._base_epoch]
 
-    def version_without(self, lost: int, rest: int, back: int) -> int | None:
+    def version_without(self, lost: int, rest: int, back: int) -> Version | None:
         """The version from which the rest of the nodes goes on, of which some were started again;
         None: they have none, and of the lost ones some may (E6)."""
         version = self.latest.version
-        if rest != back or any(self.are_at(1 << n, version) for n in nodes_of(rest)):
+        at_it = sum(self.are_at(1 << n, version) for n in nodes_of(rest))
+        if rest != back or 2 * at_it >= self.now.members.bit_count():  # E3: so many can go on
             return version
-        found = max((self.version_of(n) for n in nodes_of(rest)), default=-1)
-        return None if lost and found < 0 <= version else found  # an older copy's, perhaps
+        found = max((self.version_of(n) for n in nodes_of(rest)), default=Version())
+        return None if lost and found.number < 0 <= version.number else found  # an older copy's
 
     def can_take_over(self, answered: int, missing: int) -> bool:
         """True if something is proposed, and all can take it over that it names."""
@@ -206,12 +215,21 @@ class Standings:
         known = self.latest.epoch
         return known > 0 and is_beyond(epoch, known)
 
-    def version_of(self, number: int) -> int:
+    def version_of(self, number: int) -> Version:
         """What a node is decided at."""
-        node = self.nodes[number]
-        if node.standing is not None:
-            return node.standing.step if node.standing.loaded else -1
-        return self.latest.version  # E5: who has not decided it can
+        standing = self.nodes[number].standing
+        if standing is None:
+            return self.latest.version  # E5: who has not decided it can
+        return Version(standing.step, standing.decided_attempt) if standing.loaded else Version()
+
+    def prepared_of(self, number: int) -> Version | None:
+        """The version after that, if a node has it prepared. It outlives a crash."""
+        standing = self.nodes[number].standing
+        if standing is not None:
+            attempt = standing.prepared_attempt
+        else:
+            attempt = 0 if self._ballot.digests_of(number) is None else self.now.attempt
+        return Version(self.version_of(number).number + 1, attempt) if attempt else None
 
     def newest(self) -> tuple[int, int, int]:
         """The newest epoch, generation and attempt that any node knows."""
@@ -228,36 +246,24 @@ class Standings:
         that has just been filled says nothing else until it has taken the next epoch over."""
         members = self.now.members | (0 if self.next is None else self.next.members)
         has_prepared = self.nodes[number].prepared_as == m.incarnation
-        if not has_prepared or not members >> number & 1 or m.is_prepared:
+        if not has_prepared or not members >> number & 1 or m.prepared_attempt:
             return False  # this is where it stands now
-        return (m.step if m.loaded else -1) < self.now.version
+        return (m.step if m.loaded else -1) < self.now.version.number
 
-    def prepared_under(self, number: int) -> int | None:
-        """The attempt under which a node has the next version prepared."""
-        standing = self.nodes[number].standing
-        if standing is not None:
-            return standing.prepared_attempt if standing.is_prepared else None
-        return None if self._ballot.digests_of(number) is None else self.now.attempt
-
-    def are_at(self, members: int, version: int) -> bool:
+    def are_at(self, members: int, version: Version) -> bool:
         """True if these nodes are decided at a version, or can be."""
-        # A prepared version outlives a crash: its node can still decide it.
-        return all(
-            self.version_of(n) == version
-            or (self.version_of(n) == version - 1 and self.prepared_under(n) is not None)
-            for n in nodes_of(members)
-        )
+        return all(version in (self.version_of(n), self.prepared_of(n)) for n in nodes_of(members))
 
-    def finishes(self, members: int, version: int) -> bool:
-        """E5: the version after this one is prepared at all of them, under the last attempt, and
-        they agree on it."""
-        if any(self.version_of(n) != version for n in nodes_of(members)):
-            return False
+    def finished(self, members: int, version: Version) -> Version:
+        """E5: the version after this one if it is prepared at all of them, under the last attempt,
+        and they agree on it; else this one."""
         *_, last_attempt = self.newest()
-        if {self.prepared_under(n) for n in nodes_of(members)} != {last_attempt}:
-            return False
+        after = Version(version.number + 1, last_attempt)
+        found = {(self.version_of(n), self.prepared_of(n)) for n in nodes_of(members)}
+        if found != {(version, after)}:
+            return version
         digests = {}
         for number in nodes_of(members):
             stated = self._ballot.digests_of(number)
             digests[number] = self.nodes[number].digests if stated is None else stated
-        return self._ballot.difference_of(digests) is None  # E7: else it was not decided
+        return after if self._ballot.difference_of(digests) is None else version  # E7
