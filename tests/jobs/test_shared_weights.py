@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from torch import nn
 
 import luwu
 from luwu.wire.messages import Pull, Weights
-from switch_emu.process.places import WeightsPlaces
-from tests.helpers.real_training import Trained, in_cluster, seeded
+from switch_emu.switch.core.actions import SwitchLimits
+from tests.helpers.real_training import MIB, Trained, in_cluster, seeded
 
 STEPS = 4
 
@@ -162,28 +161,44 @@ def partly_frozen() -> nn.Module:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_places_that_are_held_change_no_bit(
-    has_switch: bool, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """I3. Goal: masters move out of places that are held, and back, and the weights are those of a
-    job whose weights are sent. Method: a third of all places is held, drawn at random."""
+def test_weights_in_place_change_no_bit(
+    has_switch: bool, named: dict[str, Any], tmp_path: Path
+) -> None:
+    """I3. Goal: masters that are updated where workers read them come to the weights of a job whose
+    weights are sent; no worker has a copy."""
     named = {"has_switch": has_switch, "update": "at_step", **named}
-    claim, note_masters, random = WeightsPlaces.claim, WeightsPlaces.note_masters, Random(5)
-    were_away = set()
-
-    def refused_at_times(*given: Any, **named: Any) -> memoryview | None:
-        return None if random.random() < 1 / 3 else claim(*given, **named)
-
-    def noted(*given: Any, are_away: bool) -> None:
-        were_away.add(are_away)
-        note_masters(*given, are_away=are_away)
-
     expected = train(tmp_path / "sent", partly_frozen, transport="tcp", **named)
-    monkeypatch.setattr(WeightsPlaces, "claim", refused_at_times)
-    monkeypatch.setattr(WeightsPlaces, "note_masters", noted)
-    found = train(tmp_path / "held", partly_frozen, **named)
+    found = train(tmp_path / "placed", partly_frozen, **named)
     assert found.digest == expected.digest
-    assert were_away == (set() if "master_dtype" in named else {True, False})
+    assert [held_bytes for held_bytes, _ in found.results] == [0, 0]
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_that_a_switch_caches_are_used_where_they_lie(
+    replicas: int, update: str, tmp_path: Path
+) -> None:
+    """I3. Goal: a worker holds no weights of its own, whether they have a checksum, and are asked
+    for, or not; also those of a unit that is frozen, in even and in odd steps."""
+
+    def work(rank: int) -> tuple[int, list[Any]]:
+        model = luwu.fully_shard_each(seeded(partly_frozen), nn.Linear)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        losses = []
+        for step in range(STEPS):
+            loss = model(torch.full((2, 96), 0.1 * (step + rank + 1))).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return luwu.session().pulls.bytes_count.peak, losses
+
+    changes = {"world_size": 2, "optimizer_nodes": 2, "replicas": replicas}
+    limits = SwitchLimits(cache_bytes_max=MIB)
+    expected = in_cluster(tmp_path / "sent", work, transport="tcp", **changes)
+    found = in_cluster(
+        tmp_path / "placed", work, transport="shm", switch_limits=limits, **changes
+    )  # fmt: skip
+    assert list(found.results) == [(0, losses) for _, losses in expected.results]
 
 
 class Clamped(nn.Linear):

@@ -79,40 +79,29 @@ def test_cached_weights_lie_where_children_read_them(
         core.given.drop()
 
 
-def test_a_cached_unit_lies_in_one_piece_while_a_child_uses_it() -> None:
+def test_a_cached_unit_lies_in_one_piece() -> None:
     """Goal: extents of a unit are cached one behind the other, so that children use the unit where
-    it lies; what a child still uses is not written again: the next weights are then sent as copies.
-    Method: two steps fill both places; those of a third find the first held, then released."""
+    it lies; those of the next step elsewhere, and those after it in its place."""
     layout = make_layout(units=1, frozen=False)
     nbytes = places_bytes(layout)
     with keeping(layout, cache_bytes=nbytes, arena_bytes=2 * nbytes) as (shell, core):
 
-        def cache(step: int, extent: int) -> Payload:
+        def cache(step: int, extent: int) -> int:
+            """Where the unit begins."""
             size = layout.extents[extent].wire_bytes
             came = Payload(memoryview(bytes([16 * step + extent]) * size))
             came.checksum = 7 + extent
             shell.do([Cache(extent, step, 0, 1, "float32", came)])
             kept: Payload = core.given
+            assert core.in_place
             assert (kept.view(), kept.checksum) == (came.view(), came.checksum)
-            return kept
+            return address_of(kept.view()) - 4 * layout.extents[extent].runs[0][0]
 
-        unit_extents = layout.unit_extents[0]
-        first, second = ([cache(step, extent) for extent in unit_extents] for step in (0, 1))
-        starts = [extent.runs[0][0] * 4 for extent in layout.extents]
-        for unit in (first, second):
-            bases = {address_of(e.view()) - start for e, start in zip(unit, starts, strict=True)}
-            assert len(bases) == 1
-        before = bytes(first[0].view())
-        cache(2, 0).drop()
-        assert not core.in_place
-        assert bytes(first[0].view()) == before
-        where = address_of(first[0].view())
-        first[0].drop()
-        again = cache(2, 0)
-        assert core.in_place
-        assert address_of(again.view()) == where
-        for payload in (again, *first[1:], *second):
-            payload.drop()
+        first, second, third, fourth = (
+            {cache(step, extent) for extent in layout.unit_extents[0]} for step in (0, 1, 2, 2)
+        )
+        assert len(first) == len(second) == 1
+        assert first == third == fourth != second
 
 
 def test_no_places_without_room_for_two_steps() -> None:
