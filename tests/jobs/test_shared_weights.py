@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,15 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.nic.shell import Nic
+from luwu.protocol.actions import PARENT
+from luwu.transport.interface import Delivery
+from luwu.wire.altered import ASKED_MAX
+from luwu.wire.codec import encode
 from luwu.wire.messages import Pull, Weights
+from switch_emu.process.places import WeightsPlaces
 from switch_emu.switch.core.actions import SwitchLimits
+from tests.helpers.local_job import Job, Worker, cluster_for, make_layout
 from tests.helpers.real_training import MIB, Trained, in_cluster, seeded
 
 STEPS = 4
@@ -143,6 +151,57 @@ def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_pa
     assert list(found) == [([2], True), ([2], True)]
 
 
+@contextmanager
+def loaded(tmp_path: Path) -> Iterator[tuple[Nic, WeightsPlaces]]:
+    """The NIC of a job that has its first weights, and the places of its node."""
+    job = Job(world_size=1, layout=make_layout(extent_chunks=8))
+    with cluster_for(job, tmp_path, transport="shm") as cluster:
+        nic = cluster.nic(0)
+        nic.connect()
+        nic.join(job.description)
+        nic.load(Worker(job)._initial_chunks())
+        yield nic, cluster.node._places
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_weights_of_a_message_that_are_written_over_are_noticed(
+    in_place: bool, tmp_path: Path
+) -> None:
+    """I3. Goal: a rank that was left out notices it, whether it uses what a message names, or has
+    copied it. Method: the node writes over the place while the rank copies, or uses it."""
+    with loaded(tmp_path) as (nic, places):
+        into = memoryview(bytearray(nic._layout.unit_wire_bytes(0)))
+
+        def write_over() -> memoryview:
+            assert not is_early or places.claim(0, 0, 0, again=True) is not None
+            return into
+
+        assert len(nic._runs[0]) == 1
+        for part, is_early in enumerate((False, True)):
+            nic._board = None if in_place else nic._board
+            handle = nic.pull(0, part, 0, write_over, in_place=in_place)
+            nic.wait(handle)
+            assert nic._board is not None
+            assert (handle.shared is not None) == in_place
+            if handle.shared is not None:
+                write_over()
+                handle.shared.release()
+            assert nic._board.was_overtaken == is_early
+
+
+def test_weights_that_come_late_are_not_looked_at(tmp_path: Path) -> None:
+    """I6. Goal: in their place there are others by then: that is no altered memory.
+    Method: weights with another checksum come after their pull, as often as would end the run."""
+    with loaded(tmp_path) as (nic, _):
+        nic.wait(nic.pull(0, 0, 0, lambda: memoryview(bytearray(nic._layout.unit_wire_bytes(0)))))
+        nic.close()
+        late = nic._core.out.stamped(
+            Weights, step=0, part=0, index=0, dtype="float32", in_place=2, checksum=7
+        )
+        for _ in range(ASKED_MAX + 1):
+            nic._received(Delivery(PARENT, encode(late), [memoryview(b"other")], is_shared=True))
+
+
 def partly_frozen() -> nn.Module:
     model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(3)))
     model[1].requires_grad_(False)
@@ -183,7 +242,8 @@ def test_weights_that_a_switch_caches_are_used_where_they_lie(
 
     def work(rank: int) -> tuple[int, list[Any]]:
         model = luwu.fully_shard_each(seeded(partly_frozen), nn.Linear)
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3, update=update)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = luwu.optim.AdamW(trained, lr=1e-3, update=update)
         losses = []
         for step in range(STEPS):
             loss = model(torch.full((2, 96), 0.1 * (step + rank + 1))).square().mean()
