@@ -214,11 +214,12 @@ class IncomingWeights:
 
     def finish(self) -> bool:
         """All extents are complete: True if they are used in their places, False if copied."""
-        if self._may_stay and len(self.placed) == len(self._runs):
+        if not self._may_stay:
+            return False
+        if len(self.placed) == len(self._runs):
             return True
-        if self._may_stay:
-            for extent, weights in self.placed.items():
-                self._copy(extent, weights)
+        for extent, weights in self.placed.items():
+            self._copy(extent, weights)
         return False
 
     def _copy(self, extent: int, weights: memoryview) -> None:

@@ -613,18 +613,21 @@ class Nic(Closing):
                 f"weights of extent {fill.extent}: {nbytes} bytes came, expected "
                 f"{extent.wire_bytes}; the parent has another layout"
             )
-        is_placed = fill.payload.is_shared and self._is_placed(fill, handle.step)
+        is_placed = self._is_placed(fill.extent, handle.step, fill.payload, count=fill.in_place)
         handle.incoming.add(fill.extent, fill.payload, is_placed=is_placed)
 
-    def _is_placed(self, fill: nic.Fill, step: int) -> bool:
-        """True if weights came where this worker looks; the first that did say where that is."""
-        extent, weights = fill.extent, fill.payload.buffers[0]  # type: ignore[attr-defined]
-        if not fill.in_place or len(self._layout.extents[extent].runs) > 1:
+    def _is_placed(self, extent: int, step: int, delivery: Delivery, *, count: int) -> bool:
+        """True if weights came where this worker looks; the first that did say where that is.
+
+        `count`: places of the extent, as their sender says; 0: they lie in none.
+        """
+        if not (count and delivery.is_shared) or len(self._layout.extents[extent].runs) > 1:
             return False
+        weights = delivery.buffers[0]
         if self._board is None:
             self._board = board_of(
                 self._layout, weights, extent=extent, step=step, attempt=self._core.out.attempt,
-                count=fill.in_place,
+                count=count,
             )  # fmt: skip
         return self._board is not None and self._board.is_place(extent, step, weights)
 
@@ -632,13 +635,11 @@ class Nic(Closing):
         self._note(handle)
         if handle.incoming is not None:
             incoming, handle.incoming = handle.incoming, None
-            is_shared, attempt = incoming.finish(), self._core.out.attempt
-            if incoming.placed:
-                assert self._board is not None
-                if is_shared:
-                    handle.shared = self._board.named(handle.unit, handle.step, attempt)
-                else:
-                    self._board.let_go(incoming.placed, handle.step, attempt)
+            stays, board, attempt = incoming.finish(), self._board, self._core.out.attempt
+            if board is not None and stays:
+                handle.shared = board.named(handle.unit, handle.step, attempt)
+            elif board is not None:
+                board.let_go(incoming.placed, handle.step, attempt)
         handle.done = True
         self._mailbox.notify()
 

@@ -234,9 +234,8 @@ class Pipeline:
             published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
-        if published is not None and not action.publish:
-            published.drop()
-            published = None
+        if not action.publish:
+            published = None  # in its place, where it stays
         in_place = wire.in_place
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
