@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from luwu.base.address import address_of
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.transport.interface import CreditExceeded, Delivery, SendHandle
 
@@ -190,81 +188,45 @@ class SharedWeights:
 class IncomingWeights:
     """The weights of one pull, extent by extent. Only the I/O thread uses it.
 
-    A unit is used in place if its sender allows it and all its extents came in memory that is
-    shared with the sender, one behind the other as in the unit's flat vector. Then nothing is
-    copied, and the deliveries are released only when the weights are not used any more: their
-    sender writes to that memory again only when all receivers have released it. Otherwise each
-    extent is copied to memory of the worker's own, which is requested when the first byte is to be
-    written.
+    A unit whose extents all came at places of their own stays there, if the pull allows it: nothing
+    is copied. Otherwise each extent is copied to memory of the worker's own, which is requested
+    when the first byte is to be written. Deliveries are released at once: what lies in a place
+    stays there until it is let go (`board.py`).
     """
 
     def __init__(
         self, memory: Callable[[], memoryview], runs: ExtentRuns, *, in_place: bool
     ) -> None:
-        self._memory, self._runs, self._in_place = memory, runs, in_place
-        self.places_count = 0
-        """Places of each extent, where the sender has them in memory that is shared."""
+        self._memory, self._runs, self._may_stay = memory, runs, in_place
         self._into: memoryview | None = None
-        self._shared: dict[int, Delivery] = {}
-        """Deliveries that may be used where they are, by extent."""
+        self.placed: dict[int, memoryview] = {}
+        """Weights that came at places of their own, by extent."""
 
-    def add(self, extent: int, delivery: Delivery, *, in_place: int) -> None:
-        """Weights of an extent; a later delivery of the same extent replaces the earlier one.
+    def add(self, extent: int, delivery: Delivery, *, is_placed: bool) -> None:
+        """Weights of an extent, maybe at their place; those that come later replace the earlier."""
+        weights = delivery.buffers[0]
+        self.placed.pop(extent, None)
+        if is_placed:
+            self.placed[extent] = weights
+        if not (is_placed and self._may_stay):
+            self._copy(extent, weights)
+        delivery.release()
 
-        `in_place`: their sender lets them be used where they are, at one of so many places.
-        """
-        before = self._shared.pop(extent, None)
-        if before is not None:
-            before.release()
-        if in_place and self._in_place and delivery.is_shared:
-            self.places_count = in_place
-            self._shared[extent] = delivery
-        else:
-            self._copy(extent, delivery)
+    def finish(self) -> bool:
+        """All extents are complete: True if they are used in their places, False if copied."""
+        if not self._may_stay:
+            return False
+        if len(self.placed) == len(self._runs):
+            return True
+        for extent, weights in self.placed.items():
+            self._copy(extent, weights)
+        return False
 
-    def finish(self) -> SharedWeights | None:
-        """All extents are complete: the weights if they are used in place, or None if copied."""
-        found = self._in_one_piece()
-        if found is None:
-            for extent, delivery in self._shared.items():
-                self._copy(extent, delivery)
-        self._shared = {}
-        return found
-
-    def release(self) -> None:
-        """The weights are not needed any more."""
-        _release(self._shared.values())
-        self._shared = {}
-
-    def _in_one_piece(self) -> SharedWeights | None:
-        """All extents, if they are one behind the other in shared memory."""
-        if not self._shared or len(self._shared) < len(self._runs):
-            return None
-        if any(len(runs) > 1 for runs in self._runs.values()):
-            return None
-        bases = {
-            address_of(delivery.buffers[0]) - self._runs[extent][0][0]
-            for extent, delivery in self._shared.items()
-        }
-        if len(bases) > 1:
-            return None
-        nbytes = max(sum(run) for runs in self._runs.values() for run in runs)
-        held = list(self._shared.values())
-        return SharedWeights(bases.pop(), nbytes, held[0].buffers[0], partial(_release, held))
-
-    def _copy(self, extent: int, delivery: Delivery) -> None:
+    def _copy(self, extent: int, weights: memoryview) -> None:
         if self._into is None:
             self._into = self._memory()
-        target, source = (
-            np.frombuffer(each, np.uint8) for each in (self._into, delivery.buffers[0])
-        )
+        target, source = (np.frombuffer(each, np.uint8) for each in (self._into, weights))
         at = 0
         for start, length in self._runs[extent]:
             np.copyto(target[start : start + length], source[at : at + length])
             at += length
-        delivery.release()
-
-
-def _release(deliveries: Iterable[Delivery]) -> None:
-    for delivery in deliveries:
-        delivery.release()

@@ -58,7 +58,7 @@ from luwu.wire.altered import AlteredWeights
 from luwu.wire.codec import decode, encode
 from luwu.wire.description import Description
 from luwu.wire.link_counts import DATA_KINDS, LinkCounts
-from luwu.wire.messages import Commit, Push, Weights
+from luwu.wire.messages import Push, Weights
 
 _RECEIVE_NS_MAX = 500_000_000
 LEAVE_NS: Final = 2_500_000_000
@@ -154,8 +154,6 @@ class Nic(Closing):
         )  # fmt: skip
         self._copies = Copies(self._copy_failed)
         self._commands: deque[_Command] = deque()
-        self._pulls: set[Handle] = set()
-        """Those under way."""
         self._board: Board | None = None
         """Where weights are looked for; None: they are asked for."""
         self._found_bytes = 0
@@ -266,7 +264,6 @@ class Nic(Closing):
             runs, extents = self._runs[unit], self._layout.extents
             handle.about = {"bytes": sum([extents[index].wire_bytes for index in runs])}
             handle.incoming = IncomingWeights(memory, runs, in_place=in_place)
-            self._pulls.add(handle)
             return self._core.pull(now, handle, step, part, tuple(runs))
 
         self._give(_Command(pull, handle.era))
@@ -283,7 +280,7 @@ class Nic(Closing):
         """Cancel a pull: after the return its memory is no longer written."""
         try:
             if not handle.done:
-                self._command(lambda now: self._forget(handle), wait=True)
+                self._command(lambda now: self._core.forget(handle), wait=True)
         finally:
             if handle.shared is not None:
                 handle.shared.release()
@@ -536,7 +533,8 @@ class Nic(Closing):
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
             checked = message if isinstance(message, Weights) and message.checksum else None
-            if checked and self._altered.has(checked, buffers[0]):
+            # In their place there may be others by now, if nobody waits for them.
+            if checked and self._core.awaits(checked) and self._altered.has(checked, buffers[0]):
                 delivery.release()
                 self._ask_again(message)
                 return
@@ -580,10 +578,6 @@ class Nic(Closing):
                     self._mailbox.post(action)
 
     def _lose_attempt(self, aborted: nic.Aborted) -> None:
-        for void in self._pulls:
-            assert void.incoming is not None
-            void.incoming.release()
-        self._pulls.clear()
         self._board = None
         self._aborts_count += 1
         self.recorder.event("worker.aborted", step=aborted.step)
@@ -598,8 +592,6 @@ class Nic(Closing):
     def _send(self, message: Any, payload: Any) -> None:
         data = payload.data if isinstance(payload, Cell) else payload
         header = encode(message)
-        if isinstance(message, Commit):
-            self._transport.give_back()
         try:
             sent = self._transport.send(PARENT, header, () if data is None else (data,))
         except PeerGone:
@@ -621,22 +613,33 @@ class Nic(Closing):
                 f"weights of extent {fill.extent}: {nbytes} bytes came, expected "
                 f"{extent.wire_bytes}; the parent has another layout"
             )
-        handle.incoming.add(fill.extent, fill.payload, in_place=fill.in_place)
+        is_placed = self._is_placed(fill.extent, handle.step, fill.payload, count=fill.in_place)
+        handle.incoming.add(fill.extent, fill.payload, is_placed=is_placed)
 
-    def _forget(self, handle: Handle) -> list[nic.Action]:
-        self._pulls.discard(handle)
-        if handle.incoming is not None:
-            handle.incoming.release()
-        return self._core.forget(handle)
+    def _is_placed(self, extent: int, step: int, delivery: Delivery, *, count: int) -> bool:
+        """True if weights came where this worker looks; the first that did say where that is.
+
+        `count`: places of the extent, as their sender says; 0: they lie in none.
+        """
+        if not (count and delivery.is_shared) or len(self._layout.extents[extent].runs) > 1:
+            return False
+        weights = delivery.buffers[0]
+        if self._board is None:
+            self._board = board_of(
+                self._layout, weights, extent=extent, step=step, attempt=self._core.out.attempt,
+                count=count,
+            )  # fmt: skip
+        return self._board is not None and self._board.is_place(extent, step, weights)
 
     def _finish(self, handle: Any) -> None:
-        self._pulls.discard(handle)
         self._note(handle)
         if handle.incoming is not None:
-            handle.shared, count = handle.incoming.finish(), handle.incoming.places_count
-            handle.incoming = None
-            if handle.shared is not None:
-                self._learn(handle, handle.shared, count)
+            incoming, handle.incoming = handle.incoming, None
+            stays, board, attempt = incoming.finish(), self._board, self._core.out.attempt
+            if board is not None and stays:
+                handle.shared = board.named(handle.unit, handle.step, attempt)
+            elif board is not None:
+                board.let_go(incoming.placed, handle.step, attempt)
         handle.done = True
         self._mailbox.notify()
 
@@ -645,13 +648,6 @@ class Nic(Closing):
             handle.name, handle.asked_ns, SYSTEM_CLOCK.now_ns(), step=handle.step,
             unit=self._layout.units[handle.unit].name, rank=self.rank, **handle.about,
         )  # fmt: skip
-
-    def _learn(self, handle: Handle, shared: SharedWeights, count: int) -> None:
-        """Weights came at a place of their own: from now on others are looked for there."""
-        unit, step = handle.unit, handle.step
-        found = board_of(self._layout, shared, unit=unit, step=step, count=count)
-        if self._board is None or found is None or found.base != self._board.base:
-            self._board = found
 
 
 def _runs(layout: Layout, extents: Iterable[int]) -> ExtentRuns:

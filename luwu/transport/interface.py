@@ -173,10 +173,6 @@ class Transport(Closing):
     def flush(self) -> None:
         """Let all messages leave that wait for others; a connection that has ended loses them."""
 
-    def give_back(self) -> None:
-        """Report now what was received and is not read any more; else it waits for others, or until
-        `receive` blocks. A message that is sent after this comes after the report."""
-
     @abstractmethod
     def credit(self, peer: str) -> int:
         """Bytes that may be queued to `peer` now: the limit less what was sent and is not done.

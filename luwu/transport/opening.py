@@ -78,10 +78,6 @@ class MixedTransport(Transport):
         self._shared.flush()
         self._wired.flush()
 
-    def give_back(self) -> None:
-        """Report what is released; see `Transport.give_back`."""
-        self._shared.give_back()
-
     def credit(self, peer: str) -> int:
         transport, name = self._route(peer)
         return transport.credit(name)

@@ -119,11 +119,6 @@ class ShmTransport(Transport):
     def flush(self) -> None:
         self._inner.flush()
 
-    def give_back(self) -> None:
-        """Report what is released; see `Transport.give_back`."""
-        self._returns.collect()
-        self._returns.tell()
-
     def credit(self, peer: str) -> int:
         link = self._links.get(peer)
         if link is None:
@@ -145,7 +140,7 @@ class ShmTransport(Transport):
             timeout_ns = None if until_ns is None else max(0, until_ns - SYSTEM_CLOCK.now_ns())
             if is_over or (heard is None and timeout_ns == 0):
                 self._has_news = False
-                self.give_back()
+                self._give_back()
                 return None
 
     def waits_on(self) -> list[tuple[Any, int]]:
@@ -167,7 +162,7 @@ class ShmTransport(Transport):
         if self._is_closed:
             return
         self._is_closed = True
-        self.give_back()
+        self._give_back()
         self._returns.close()
         self._meetings.close()  # its sockets' files go while the inner transport still listens
         self._inner.close()
@@ -176,6 +171,10 @@ class ShmTransport(Transport):
         if self._arena.region is not None:
             self._regions.drop(self._arena.region)
         self._arena.close()
+
+    def _give_back(self) -> None:
+        self._returns.collect()
+        self._returns.tell()
 
     def _lend(
         self, link: Link, header: bytes, views: list[memoryview], payload_bytes: int

@@ -194,8 +194,8 @@ class Weights(DataMessage):
 
     dtype: str
     in_place: int
-    """They lie at one of so many places of their extent's own: who shares that memory may hold them
-    for the step, and look for others there (`PlacesMap`). 0: at none."""
+    """They lie at one of so many places of their extent's own: who shares that memory may use them
+    there until it commits the step, and look for others there (`PlacesMap`). 0: at none."""
     checksum: int = 0
     """Checksum of the payload, as its node made it (`altered.py`); 0: none."""
 

@@ -162,10 +162,6 @@ class LinkedTransport(Transport):
     def flush(self) -> None:
         self._inner.flush()
 
-    def give_back(self) -> None:
-        """Report what is released; see `Transport.give_back`."""
-        self._inner.give_back()
-
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         """See `Transport.send`; the message is held until it has arrived."""
         if peer in self._dialled:

@@ -19,7 +19,7 @@ import math
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -230,23 +230,17 @@ class Pipeline:
             if is_finite and each is not pages[-1]:
                 self._write(action, each.group, rows)
         published = None
-        if is_finite and (wire.masters is None or rows.weights is not None):
+        if is_finite and (rows.weights is not None or not wire.has_masters):
             published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
-        if published is not None and not action.publish:
-            published.drop()
-            published = None
+        if not action.publish:
+            published = None  # in its place, where it stays
         in_place = wire.in_place
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
             return
-        moved_bytes = wire.moved_bytes
-        self._report(
-            lambda: self._core.updated(
-                action, squares, published, in_place=in_place, moved_bytes=moved_bytes
-            )
-        )
+        self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
         if is_finite:  # else the step will be skipped, and its pages are discarded anyway
             self._write(action, pages[-1].group, rows)
         self._report(lambda: self._core.written(action))
@@ -264,7 +258,7 @@ class Pipeline:
         if found is None:
             self._store.read_rows(group.number, action.step, own)
             found, read_bytes = own, own.memory.nbytes
-        target = self._rows_to_fill(action, group, wire) or own
+        target = self._rows_to_fill(action, group) or own
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
@@ -320,19 +314,14 @@ class Pipeline:
         )  # fmt: skip
         failpoint("node.after_write")
 
-    def _rows_to_fill(
-        self, action: Update, group: PageGroup, wire: Outgoing
-    ) -> RecordRows | None:  # fmt: skip
+    def _rows_to_fill(self, action: Update, group: PageGroup) -> RecordRows | None:
         if action.is_preview:
             return None
         try:
             version, attempt = action.step + 1, action.attempt
-            found = self._store.rows_to_fill(group.number, group.count, version, attempt)
+            return self._store.rows_to_fill(group.number, group.count, version, attempt)
         except StaleAttempt:
             return None  # `write_rows` raises it again
-        if found is None or wire.masters is None:
-            return found
-        return replace(found, weights=group.part(wire.masters, "float32"))
 
     def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
         found = self._pages.get(extent)
@@ -365,17 +354,14 @@ class Pipeline:
     def _wire(
         self, action: Update | ReadWeights, step: int, *, needed: bool, again: bool = False
     ) -> Outgoing:
-        found, places, masters_bytes = self._layout.extents[action.extent], self._places, 0
-        if isinstance(action, Update) and places and places.keeps_masters(action.extent):
-            if action.is_preview:
-                places = None  # the masters stay as they are
-            else:
-                masters_bytes = found.wire_bytes
+        found, places = self._layout.extents[action.extent], self._places
+        has_masters = places is not None and places.keeps_masters(action.extent)
+        if has_masters and isinstance(action, Update) and action.is_preview:
+            places, has_masters = None, False  # they stay as they are
         return Outgoing(
             places, self._sent, action.extent, step, action.attempt,
             dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0, again=again,
-            is_checked=self._share.replicas > 1,
-            masters_bytes=masters_bytes,
+            is_checked=self._share.replicas > 1, has_masters=has_masters,
         )  # fmt: skip
 
     def _fold(self, action: Fold, _: Scratch) -> None:
@@ -445,7 +431,7 @@ class Pipeline:
         self, action: ReadWeights, version: int, scratch: Scratch
     ) -> tuple[Payload | None, int]:  # fmt: skip
         pages, places = self._pages_of(action.extent), self._places
-        if places is not None and places.has_masters(action.extent):
+        if places is not None and places.keeps_masters(action.extent):
             for each in pages:
                 self._store.rows_in_ram(each.group.number, each.group.count, version)
             payload = places.hand_out(action.extent, action.step, action.attempt)

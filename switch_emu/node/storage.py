@@ -198,9 +198,9 @@ def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> 
     if spec.optimizer_nodes > 1:
         return 0  # a unit's chunks would not be adjacent
     in_ram_bytes = 0
-    if spec.state is None:  # masters that must move out of their places take the room of sums
+    if spec.state is None:
         in_ram_bytes = bytes_in_ram(description) + whole_bytes(description.layout)
-        in_ram_bytes -= min(_bytes_apart(spec, description), plan.sums_bytes)
+        in_ram_bytes -= _bytes_apart(spec, description)
     wanted_bytes = places_bytes(description.layout, _places_count(description))
     wanted_bytes = wanted_bytes if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)

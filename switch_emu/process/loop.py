@@ -43,7 +43,7 @@ from luwu.transport.interface import (
 )
 from luwu.wire.codec import decode, encode
 from luwu.wire.link_counts import LinkCount, LinkCounts
-from luwu.wire.messages import Commit, Content, Hello, Message, Refuse, Role, Weights
+from luwu.wire.messages import Content, Hello, Message, Refuse, Role, Weights
 from switch_emu.process.admission import Admission, RateLimit
 from switch_emu.process.counting import CountersFile, Counts, SlotCounts
 from switch_emu.process.payload import Payload
@@ -394,9 +394,6 @@ class Loop:
             return
         data = bytes(buffers[0]) if buffers else None
         delivery.release()
-        if isinstance(message, Commit):  # its sender reads no weights of the step any more
-            self._reap()
-            self.transport.give_back()
         actions = self.machine.received(now_ns, peer, message, data, 0)
         if isinstance(message, Hello) and not _is_refusal(actions, peer):
             self._admission.joined(peer, message)

@@ -5,23 +5,17 @@ extents lie one behind the other, as in its flat vector, so that a worker can us
 lies. While step t+1's weights are written, those of step t stay, in the other place. Where pages
 are updated after the verdict (`at_step`), workers have let go of step t by then: one place does.
 
-    empty -> written   `claim`, `fill`   weights of a step, made under an attempt
-    written -> held    `get`, `fill`     in use by a payload that is sent
-    held -> written                      released by the last worker
-    written -> empty   `claim`           for a later step, under a later attempt, or as void
-    any     -> held    `hand_out`        its masters are the weights of this step, too
+    empty   -> written   `claim`, `fill`   weights of a step, made under an attempt
+    written -> empty     `claim`           for a later step, under a later attempt, or as void
+    written -> written   `hand_out`        its masters are the weights of this step, too
 
-Invariant: a held place is never written. Without a free place a copy is sent instead, so a worker
-that holds weights for long costs a copy and nothing else.
-
-Workers that share the memory look for the weights of a unit before they ask (`PlacesMap`): they
-find those that are *shown*. Who looked is not noted, and need not be: a place is written for a
-later step, or once more, when gradients came of all ranks that count, or their `Commit`, which they
-sent when they had let go of what was there. A rank that was left out meanwhile finds another word.
+Who reads is not noted, and need not be, whether it looked (`PlacesMap`) or received a message: a
+place is written for a later step, or once more, when gradients came of all ranks that count, or
+their `Commit`, which they sent when they had let go of what was there, and waited for no more of
+it. So a message that is read when other weights are there is one that its receiver ignores; and a
+rank that was left out meanwhile finds another word (`luwu/nic/board.py`).
 
 A state in RAM of one side keeps its masters here, where they are what travels: they are there once.
-If a place is held when they are updated, they are written to memory of their own, where they are
-*away* until an update finds the place free, and writes them back.
 """
 
 from __future__ import annotations
@@ -29,8 +23,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass
-
-import numpy as np
 
 from luwu.layout import Layout, PlacesMap
 from luwu.wire.altered import checksum_of
@@ -45,11 +37,10 @@ class _Place:
     step: int = -1
     """Step that its weights are for; -1: empty."""
     attempt: int = -1
-    keeps_masters: bool = False
-    holders_count: int = 0
     is_claimed: bool = False
-    is_away: bool = False
-    """Its masters lie elsewhere."""
+
+    def payload(self) -> Payload:
+        return Payload(self.memory.toreadonly(), is_shared=True)
 
 
 def places_bytes(layout: Layout, count: int = 2) -> int:
@@ -71,47 +62,44 @@ class WeightsPlaces:
         """(step, attempt) of the newest decided weights."""
         self.count = count
         """Places of each extent."""
+        self._masters = frozenset(masters)
         self._map = places = PlacesMap(layout, count)
         self._words = memory[places.table_start : places.nbytes].cast("Q")
         self._words[:] = memoryview(bytes(self._words.nbytes)).cast("Q")
-        self._places = tuple(
-            tuple(
-                _Place(
-                    memory[start : start + extent.wire_bytes],
-                    not extent.trainable,
-                    keeps_masters=extent.index in masters,
-                )
-                for extent in layout.extents
-                for start in (places.extent_start(extent.index, step),)
+        self._places = {
+            places.word(extent.index, step): _Place(
+                memory[start : start + extent.wire_bytes], not extent.trainable
             )
+            for extent in layout.extents
             for step in range(count)
-        )
+            for start in (places.extent_start(extent.index, step),)
+        }
+        """By their words."""
 
     def claim(
         self, extent: int, step: int, attempt: int, *, again: bool = False
     ) -> memoryview | None:
-        """Where to write weights for a step; None if the place is held, or has them already.
+        """Where to write weights for a step; None if they are there already, or being written.
 
-        `again`: those that it may have are void. `fill` or `give_up` must follow.
+        `again`: those that are there are void. `fill` or `give_up` must follow.
         """
         with self._lock:
             place = self._place(extent, step)
             is_there = self._has(place, step, attempt) and not again
-            if place.is_claimed or place.holders_count or is_there:
+            if place.is_claimed or is_there:
                 return None
             place.is_claimed, place.step = True, -1
             self._words[self._map.word(extent, step)] = 0
             return place.memory
 
     def fill(self, extent: int, step: int, attempt: int, *, show: bool = True) -> Payload:
-        """The weights were written; they are handed out, and shown if they may be used by now."""
+        """The weights were written; they are handed out. `show`: to who looks, too."""
         with self._lock:
             place = self._place(extent, step)
             assert place.is_claimed
             place.is_claimed, place.step, place.attempt = False, step, attempt
-            if show:
-                self._show(extent, step, attempt)
-            return self._handed_out(place)
+            self._stamp(extent, step, attempt, show=show)
+            return place.payload()
 
     def give_up(self, extent: int, step: int) -> None:
         """Nothing was written."""
@@ -124,9 +112,8 @@ class WeightsPlaces:
             place = self._place(extent, step)
             if not self._has(place, step, attempt):
                 return None
-            if show:
-                self._show(extent, step, attempt)
-            return self._handed_out(place)
+            self._stamp(extent, step, attempt, show=show)
+            return place.payload()
 
     def hand_out(self, extent: int, step: int, attempt: int) -> Payload | None:
         """The masters in the place, which are the weights for this step; None while they are
@@ -136,25 +123,16 @@ class WeightsPlaces:
             if place.is_claimed:
                 return None
             place.step, place.attempt = step, attempt
-            self._show(extent, step, attempt)
-            return self._handed_out(place)
+            self._stamp(extent, step, attempt)
+            return place.payload()
 
     def keeps_masters(self, extent: int) -> bool:
-        """True if the masters of an extent belong here."""
-        return self._places[0][extent].keeps_masters
-
-    def has_masters(self, extent: int) -> bool:
-        """True if they are here, and not away."""
-        place = self._places[0][extent]
-        return place.keeps_masters and not place.is_away
-
-    def note_masters(self, extent: int, *, are_away: bool) -> None:
-        """Masters that belong here were written: elsewhere, or here."""
-        self._places[0][extent].is_away = are_away
+        """True if the masters of an extent are here."""
+        return extent in self._masters
 
     def memory(self, extent: int) -> memoryview:
         """The place of even steps."""
-        return self._places[0][extent].memory
+        return self._place(extent, 0).memory
 
     def note_decided(self, step: int, attempt: int) -> None:
         """Note that weights of this step, made under this attempt, are decided."""
@@ -162,7 +140,7 @@ class WeightsPlaces:
             self._decided = (step, attempt)
 
     def _place(self, extent: int, step: int) -> _Place:
-        return self._places[step % len(self._places)][extent]
+        return self._places[self._map.word(extent, step)]
 
     def _has(self, place: _Place, step: int, attempt: int) -> bool:
         if place.step < 0 or place.is_claimed:
@@ -173,16 +151,9 @@ class WeightsPlaces:
             place.attempt == attempt or (step, place.attempt) == self._decided
         )
 
-    def _show(self, extent: int, step: int, attempt: int) -> None:
-        self._words[self._map.word(extent, step)] = self._map.stamp(extent, step, attempt)
-
-    def _handed_out(self, place: _Place) -> Payload:
-        place.holders_count += 1
-        return Payload(place.memory.toreadonly(), lambda: self._given_back(place), is_shared=True)
-
-    def _given_back(self, place: _Place) -> None:
-        with self._lock:
-            place.holders_count -= 1
+    def _stamp(self, extent: int, step: int, attempt: int, *, show: bool = True) -> None:
+        stamp = self._map.stamp(extent, step, attempt)
+        self._words[self._map.word(extent, step)] = stamp if show else stamp | PlacesMap.HIDDEN
 
 
 class Outgoing:
@@ -191,31 +162,23 @@ class Outgoing:
     def __init__(
         self, places: WeightsPlaces | None, buffers: Buffers, extent: int, step: int, attempt: int,
         *, dtype: str, nbytes: int, again: bool = False, is_checked: bool = False,
-        masters_bytes: int = 0,
+        has_masters: bool = False,
     ) -> None:  # fmt: skip
-        """`nbytes`: size of the copy, if the place is not free; 0: no copy. `again`: of weights in
-        the place that are void. `is_checked`: who receives them can find out whether they are what
-        was written. `masters_bytes`: of masters that belong in the place, and are updated; 0:
-        none."""
+        """`nbytes`: size of the copy, if the place cannot be written; 0: no copy. `again`: of
+        weights in the place that are void. `is_checked`: who receives them can find out whether
+        they are what was written. `has_masters`: the place keeps the masters, which are updated
+        there."""
         self._is_checked = is_checked
         self._places, self._key = places, (extent, step, attempt)
+        self.has_masters = has_masters
         place = None if places is None else places.claim(extent, step, attempt, again=again)
         self.in_place = 0 if places is None or place is None else places.count
         """Places of the extent, if it is one of them."""
         self._payload: Payload | None = None
-        self.masters: memoryview | None = None
-        """Memory for the new masters: the place, if it is free; None: where they are."""
-        self.moved_bytes = 0
-        """Memory that masters take, beside the place, more than before."""
-        if masters_bytes and places is not None:
-            is_away = not places.has_masters(extent)
-            if place is not None:
-                self.masters, place = place, None  # the weights are written with them
-                self.moved_bytes = -masters_bytes if is_away else 0
-            elif not is_away:
-                self.masters = np.empty(masters_bytes, np.uint8).data
-                self.moved_bytes = masters_bytes
-        if not self.in_place and nbytes:
+        if has_masters:
+            assert place is not None, "masters are written once a step"
+            place = None
+        elif place is None and nbytes:
             place, self._payload = buffers.take(nbytes)
         self.target: tuple[memoryview, str] | None = None if place is None else (place, dtype)
         """Memory for the new weights, beside the masters."""
@@ -223,8 +186,6 @@ class Outgoing:
     def written(self, *, show: bool = True) -> Payload | None:
         """The written weights as a payload; None without place and copy. `show`: in their place
         they may be used by now."""
-        if self._places is not None and self.masters is not None:
-            self._places.note_masters(self._key[0], are_away=not self.in_place)
         if self._places is not None and self.in_place:
             return self._places.fill(*self._key, show=show)
         if self._payload is not None and self._is_checked:
@@ -232,8 +193,7 @@ class Outgoing:
         return self._payload
 
     def given_up(self) -> None:
-        """Release the memory; the weights are void, and masters stay where they are."""
-        self.moved_bytes = 0
+        """Release the memory; the weights are void."""
         if self.in_place:
             assert self._places is not None
             self._places.give_up(*self._key[:2])

@@ -5,8 +5,7 @@ is one side, in half of the memory: a step overwrites the version that it is mad
 aborted after the first of its pages.
 
 In place, the first field of a page, its weights, may *lie apart*: in memory that the caller gives
-and shows to other processes. A step overwrites it there, or writes it to other memory
-(`RecordRows.weights`), where it lies from then on: what others still read stays as it is.
+and shows to other processes.
 """
 
 from __future__ import annotations
@@ -81,28 +80,22 @@ class MemoryPageStore(PageStore):
         return self._rows(first, self._steps.sides_to_write(first, count, version, attempt))
 
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
-        """Copy records to the side to be written, unless they are there already; weights that lie
-        apart stay where they are."""
+        """Copy records to the side to be written, unless they are there already."""
         self._check_open()
         if rows.weights is None:
             check_rows(self.config, first, rows)
         sides = self._steps.sides_to_write(first, rows.count, version, attempt)
         places = self._rows(first, sides)
         is_there = places is not None and address_of(rows.memory) == address_of(places.memory)
-        if rows.weights is not None:
-            assert is_there, "weights apart come with records that are there already"
-            if address_of(rows.weights) != address_of(self._weights[first]):
-                size = self._apart_bytes(first)
-                for index in range(rows.count):
-                    self._weights[first + index] = rows.weights[index * size :]
-        elif not is_there:
+        assert is_there or rows.weights is None, "weights apart come with records that are there"
+        if not is_there:
             for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
                 self._put(page, side, record)
         self._steps.note_written(first, [PageEntry(side, version, attempt) for side in sides])
 
     def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
-        """The records on these sides, from page `first` on, if it is one side, and their weights
-        are in one piece; pages that are written together stay so."""
+        """The records on these sides, from page `first` on, if it is one side, and the weights of
+        all or none of them lie apart, in one piece."""
         count, weights = len(sides), self._weights.get(first)
         found = self._sides[sides[0]].rows(first, count) if len(set(sides)) == 1 else None
         last = self._weights.get(first + count - 1)

@@ -107,7 +107,8 @@ class SwitchShell(Loop):
         if peer not in self._parents or not message.checksum:
             return True
         payload.checksum = message.checksum
-        if not self._altered.has(message, payload.view()):
+        # What lies in a place is passed on: who uses it there looks at it.
+        if message.in_place or not self._altered.has(message, payload.view()):
             return True
         self.recorder.event(
             "weights.altered", level="WARNING", peer=self.core.name_of(peer), extent=message.index,
@@ -128,10 +129,9 @@ class SwitchShell(Loop):
     def _cache(self, action: Cache) -> None:
         payload = action.payload
         assert isinstance(payload, Payload)
-        placed = self._placed(action, payload)
-        cached = self._kept(payload) if placed is None else placed
-        in_place = 0 if placed is None or self._places is None else self._places.count
-        now_ns = SYSTEM_CLOCK.now_ns()
+        places, now_ns = self._places, SYSTEM_CLOCK.now_ns()
+        cached = self._kept(payload) if places is None else _placed(places, action, payload)
+        in_place = 0 if places is None else places.count
         self.do(self.core.cached(now_ns, action, cached, payload.nbytes, in_place=in_place))
 
     def _kept(self, payload: Payload) -> Payload:
@@ -146,23 +146,6 @@ class SwitchShell(Loop):
         memory[:] = payload.view()
         cached.checksum = payload.checksum
         return cached
-
-    def _placed(self, action: Cache, payload: Payload) -> Payload | None:
-        """The weights at a place beside the others of their unit, where children may use them;
-        None if there are no places, or a child still uses what lies there."""
-        if self._places is None:
-            return None
-        key = (action.extent, action.step, action.attempt)
-        # Who looks sees no checksum, which weights of one of several nodes have.
-        show, memory = not payload.checksum, self._places.claim(*key)
-        if memory is None:
-            placed = self._places.get(*key, show=show)
-        else:
-            memory[:] = payload.view()
-            placed = self._places.fill(*key, show=show)
-        if placed is not None:
-            placed.checksum = payload.checksum
-        return placed
 
     @functools.cached_property
     def _places(self) -> WeightsPlaces | None:
@@ -196,3 +179,19 @@ class SwitchShell(Loop):
 
     def slot_counts(self) -> SlotCounts:
         return self.core.pool.slot_counts()
+
+
+def _placed(places: WeightsPlaces, action: Cache, payload: Payload) -> Payload:
+    """The weights at a place beside the others of their unit, where children may use them."""
+    key = (action.extent, action.step, action.attempt)
+    # Who looks sees no checksum, which weights of one of several nodes have.
+    show, memory = not payload.checksum, places.claim(*key)
+    if memory is not None:
+        memory[:] = payload.view()
+        placed = places.fill(*key, show=show)
+    else:
+        found = places.get(*key, show=show)
+        assert found is not None, "it is there, as this is the only thread that writes"
+        placed = found
+    placed.checksum = payload.checksum
+    return placed

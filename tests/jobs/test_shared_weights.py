@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -12,9 +12,16 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.nic.shell import Nic
+from luwu.protocol.actions import PARENT
+from luwu.transport.interface import Delivery
+from luwu.wire.altered import ASKED_MAX
+from luwu.wire.codec import encode
 from luwu.wire.messages import Pull, Weights
 from switch_emu.process.places import WeightsPlaces
-from tests.helpers.real_training import Trained, in_cluster, seeded
+from switch_emu.switch.core.actions import SwitchLimits
+from tests.helpers.local_job import Job, Worker, cluster_for, make_layout
+from tests.helpers.real_training import MIB, Trained, in_cluster, seeded
 
 STEPS = 4
 
@@ -144,6 +151,57 @@ def test_a_rank_whose_weights_were_written_over_goes_back_with_the_others(tmp_pa
     assert list(found) == [([2], True), ([2], True)]
 
 
+@contextmanager
+def loaded(tmp_path: Path) -> Iterator[tuple[Nic, WeightsPlaces]]:
+    """The NIC of a job that has its first weights, and the places of its node."""
+    job = Job(world_size=1, layout=make_layout(extent_chunks=8))
+    with cluster_for(job, tmp_path, transport="shm") as cluster:
+        nic = cluster.nic(0)
+        nic.connect()
+        nic.join(job.description)
+        nic.load(Worker(job)._initial_chunks())
+        yield nic, cluster.node._places
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_weights_of_a_message_that_are_written_over_are_noticed(
+    in_place: bool, tmp_path: Path
+) -> None:
+    """I3. Goal: a rank that was left out notices it, whether it uses what a message names, or has
+    copied it. Method: the node writes over the place while the rank copies, or uses it."""
+    with loaded(tmp_path) as (nic, places):
+        into = memoryview(bytearray(nic._layout.unit_wire_bytes(0)))
+
+        def write_over() -> memoryview:
+            assert not is_early or places.claim(0, 0, 0, again=True) is not None
+            return into
+
+        assert len(nic._runs[0]) == 1
+        for part, is_early in enumerate((False, True)):
+            nic._board = None if in_place else nic._board
+            handle = nic.pull(0, part, 0, write_over, in_place=in_place)
+            nic.wait(handle)
+            assert nic._board is not None
+            assert (handle.shared is not None) == in_place
+            if handle.shared is not None:
+                write_over()
+                handle.shared.release()
+            assert nic._board.was_overtaken == is_early
+
+
+def test_weights_that_come_late_are_not_looked_at(tmp_path: Path) -> None:
+    """I6. Goal: in their place there are others by then: that is no altered memory.
+    Method: weights with another checksum come after their pull, as often as would end the run."""
+    with loaded(tmp_path) as (nic, _):
+        nic.wait(nic.pull(0, 0, 0, lambda: memoryview(bytearray(nic._layout.unit_wire_bytes(0)))))
+        nic.close()
+        late = nic._core.out.stamped(
+            Weights, step=0, part=0, index=0, dtype="float32", in_place=2, checksum=7
+        )
+        for _ in range(ASKED_MAX + 1):
+            nic._received(Delivery(PARENT, encode(late), [memoryview(b"other")], is_shared=True))
+
+
 def partly_frozen() -> nn.Module:
     model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(3)))
     model[1].requires_grad_(False)
@@ -162,28 +220,45 @@ def partly_frozen() -> nn.Module:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
-def test_places_that_are_held_change_no_bit(
-    has_switch: bool, named: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    """I3. Goal: masters move out of places that are held, and back, and the weights are those of a
-    job whose weights are sent. Method: a third of all places is held, drawn at random."""
+def test_weights_in_place_change_no_bit(
+    has_switch: bool, named: dict[str, Any], tmp_path: Path
+) -> None:
+    """I3. Goal: masters that are updated where workers read them come to the weights of a job whose
+    weights are sent; no worker has a copy."""
     named = {"has_switch": has_switch, "update": "at_step", **named}
-    claim, note_masters, random = WeightsPlaces.claim, WeightsPlaces.note_masters, Random(5)
-    were_away = set()
-
-    def refused_at_times(*given: Any, **named: Any) -> memoryview | None:
-        return None if random.random() < 1 / 3 else claim(*given, **named)
-
-    def noted(*given: Any, are_away: bool) -> None:
-        were_away.add(are_away)
-        note_masters(*given, are_away=are_away)
-
     expected = train(tmp_path / "sent", partly_frozen, transport="tcp", **named)
-    monkeypatch.setattr(WeightsPlaces, "claim", refused_at_times)
-    monkeypatch.setattr(WeightsPlaces, "note_masters", noted)
-    found = train(tmp_path / "held", partly_frozen, **named)
+    found = train(tmp_path / "placed", partly_frozen, **named)
     assert found.digest == expected.digest
-    assert were_away == (set() if "master_dtype" in named else {True, False})
+    assert [held_bytes for held_bytes, _ in found.results] == [0, 0]
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_that_a_switch_caches_are_used_where_they_lie(
+    replicas: int, update: str, tmp_path: Path
+) -> None:
+    """I3. Goal: a worker holds no weights of its own, whether they have a checksum, and are asked
+    for, or not; also those of a unit that is frozen, in even and in odd steps."""
+
+    def work(rank: int) -> tuple[int, list[Any]]:
+        model = luwu.fully_shard_each(seeded(partly_frozen), nn.Linear)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        optimizer = luwu.optim.AdamW(trained, lr=1e-3, update=update)
+        losses = []
+        for step in range(STEPS):
+            loss = model(torch.full((2, 96), 0.1 * (step + rank + 1))).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return luwu.session().pulls.bytes_count.peak, losses
+
+    changes = {"world_size": 2, "optimizer_nodes": 2, "replicas": replicas}
+    limits = SwitchLimits(cache_bytes_max=MIB)
+    expected = in_cluster(tmp_path / "sent", work, transport="tcp", **changes)
+    found = in_cluster(
+        tmp_path / "placed", work, transport="shm", switch_limits=limits, **changes
+    )  # fmt: skip
+    assert list(found.results) == [(0, losses) for _, losses in expected.results]
 
 
 class Clamped(nn.Linear):

@@ -25,63 +25,46 @@ class Bench:
         self.is_requested = True
         return memoryview(self.own)
 
-    def add(
-        self, extent: int, *, at: int = 4, is_shared: bool = True, in_place: bool = True
-    ) -> None:
-        """Deliver an extent of the vector that begins `at` an offset of the sender's memory."""
+    def add(self, extent: int, *, is_placed: bool = True) -> None:
+        """Deliver an extent of the sender's vector."""
         ((start, length),) = RUNS[extent]
-        view = memoryview(self.sender)[at + start : at + start + length]
-        delivery = Delivery(
-            "parent", b"", [view], lambda: self.released.append(extent), is_shared=is_shared
-        )
-        self.incoming.add(extent, delivery, in_place=in_place)
+        view = memoryview(self.sender)[4 + start : 4 + start + length]
+        released = self.released
+        delivery = Delivery("parent", b"", [view], lambda: released.append(extent), is_shared=True)
+        self.incoming.add(extent, delivery, is_placed=is_placed)
+        assert released.pop() == extent, "it is not held"
 
 
-def test_a_unit_in_one_piece_is_used_where_it_is() -> None:
-    """Goal: nothing is copied, and nothing is released before the weights are."""
+def test_a_unit_in_its_places_is_used_there() -> None:
+    """Goal: nothing is copied, whichever extent comes first."""
     bench = Bench()
     bench.add(5)
     bench.add(4)
-    shared = bench.incoming.finish()
-    assert shared is not None
-    assert (shared.nbytes, bench.released, bench.is_requested) == (5, [], False)
-    shared.release()
-    shared.release()
-    assert sorted(bench.released) == [4, 5]
+    assert bench.incoming.finish()
+    assert (sorted(bench.incoming.placed), bench.is_requested) == ([4, 5], False)
 
 
 @pytest.mark.parametrize("pull", [True, False])
-@pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("sender", [True, False])
-def test_weights_are_copied_unless_all_agree(pull: bool, is_shared: bool, sender: bool) -> None:
-    """Goal: the pull, the memory and the sender must allow it, for all extents."""
+def test_weights_are_copied_unless_all_agree(pull: bool, sender: bool) -> None:
+    """Goal: the pull and the sender must allow it, for all extents."""
     bench = Bench(in_place=pull)
     bench.add(4)
-    bench.add(5, is_shared=is_shared, in_place=sender)
-    shared = bench.incoming.finish()
-    assert (shared is not None) == (pull and is_shared and sender)
-    if shared is None:
+    bench.add(5, is_placed=sender)
+    is_shared = bench.incoming.finish()
+    assert is_shared == (pull and sender)
+    assert sorted(bench.incoming.placed) == [4, 5][: 1 + sender]
+    if not is_shared:
         assert bytes(bench.own) == b"abcde"
-        assert sorted(bench.released) == [4, 5]
-
-
-def test_a_unit_in_several_pieces_is_copied() -> None:
-    """Goal: extents that are not one behind the other are no flat vector."""
-    bench = Bench()
-    bench.add(4)
-    bench.add(5, at=6)
-    assert bench.incoming.finish() is None
-    assert bytes(bench.own) == b"abc" + b".."
-    assert sorted(bench.released) == [4, 5]
 
 
 def test_a_later_delivery_replaces_the_earlier_one() -> None:
-    """Goal: after a skipped step extents come again; the void ones are released, and those of a
-    pull that is not needed any more."""
+    """Goal: after a skipped step extents come again, maybe elsewhere; void ones are not used."""
     bench = Bench()
     bench.add(4)
-    bench.add(4)
-    assert bench.released == [4]
     bench.add(5)
-    bench.incoming.release()
-    assert sorted(bench.released) == [4, 4, 5]
+    bench.sender[4:9] = b"fghij"
+    bench.add(4, is_placed=False)
+    assert not bench.incoming.finish()
+    assert bytes(bench.own) == b"fghij"
+    assert list(bench.incoming.placed) == [5]

@@ -469,19 +469,6 @@ def test_in_place_a_page_is_overwritten_when_nobody_reads_it() -> None:
     assert [line.split()[0] for line in parts.lines()] == ["Update"]
 
 
-def test_masters_that_move_take_the_room_of_sums() -> None:
-    """I5. Goal: while a worker holds the place of masters, there is less room for sums."""
-    core, _ = loaded(Job(make_layout(units=1, frozen=False), world_size=1))
-    update = do.Update(
-        extent=0, step=0, attempt=0, contributions=(), absent=0, divisor=1.0, norms=(), hyper=b"",
-        publish=False,
-    )  # fmt: skip
-    room = core.budget.bytes_max
-    for moved_bytes, left in ((64, room - 64), (0, room - 64), (-64, room)):
-        core.updated(update, (), None, moved_bytes=moved_bytes)
-        assert core.budget.bytes_max == left
-
-
 def test_in_place_no_reader_begins_while_pages_are_overwritten() -> None:
     """P8. Goal: a reader that asks then is answered when it asks again, after the decision."""
     core, prepare = loaded(Job(make_layout(units=1, frozen=False), world_size=1))

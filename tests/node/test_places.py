@@ -1,4 +1,4 @@
-"""Weights at fixed places: never written while somebody holds them, never those of another step."""
+"""Weights at fixed places: one for each step, never those of another one."""
 
 from __future__ import annotations
 
@@ -46,54 +46,38 @@ def test_a_unit_lies_in_one_piece(places: WeightsPlaces) -> None:
         assert addresses[1] - addresses[0] == first.nbytes == 16 * 1024
 
 
-def test_a_held_place_is_not_written(places: WeightsPlaces) -> None:
-    """I3. Goal: what a worker reads does not change under it, however late it lets go; the next
-    step has a place of its own."""
-    held = publish(places, TRAINED, 4, 0, 1)
-    assert places.claim(TRAINED, 6, 0) is None
-    publish(places, TRAINED, 5, 0, 2).drop()
-    assert bytes(held.view()[:2]) == b"\1\1"
-    again = places.get(TRAINED, 4, 0)
-    assert again is not None
-    held.drop()
-    assert places.claim(TRAINED, 6, 0) is None
-    again.drop()
-    assert places.claim(TRAINED, 6, 0) is not None
-
-
-def test_with_one_place_the_next_step_waits_for_who_holds_it() -> None:
-    """I3. Goal: where every worker lets go of a step first, half of the memory does."""
-    nbytes = places_bytes(layout(), 1)
-    assert 2 * nbytes == places_bytes(layout())
-    places = WeightsPlaces(layout(), memoryview(bytearray(nbytes)), 1)
-    held = publish(places, TRAINED, 4, 0, 1)
-    assert places.claim(TRAINED, 5, 0) is None
-    held.drop()
-    publish(places, TRAINED, 5, 0, 2).drop()
-    assert places.get(TRAINED, 4, 0) is None
+def test_a_step_has_the_place_of_the_step_before_the_last() -> None:
+    """I3. Goal: what workers read does not change while the weights of the next step are written;
+    where every worker lets go of a step first, half of the memory does."""
+    for count, is_there in ((1, False), (2, True)):
+        nbytes = places_bytes(layout(), count)
+        assert count * places_bytes(layout(), 1) == nbytes
+        places = WeightsPlaces(layout(), memoryview(bytearray(nbytes)), count)
+        before = publish(places, TRAINED, 4, 0, 1).view()
+        publish(places, TRAINED, 5, 0, 2)
+        assert (places.get(TRAINED, 4, 0) is not None) == is_there
+        assert (bytes(before[:2]) == b"\1\1") == is_there
+        publish(places, TRAINED, 6, 0, 3)
+        assert bytes(before[:2]) == b"\3\3"
 
 
 def test_only_weights_that_count_are_handed_out(places: WeightsPlaces) -> None:
     """I2. Goal: tentative weights count under their own attempt, decided ones under any."""
-    publish(places, TRAINED, 7, 3, 1).drop()
+    publish(places, TRAINED, 7, 3, 1)
     assert places.get(TRAINED, 5, 3) is None
     assert places.get(TRAINED, 7, 4) is None
-    found = places.get(TRAINED, 7, 3)
-    assert found is not None
-    found.drop()
+    assert places.get(TRAINED, 7, 3) is not None
     places.note_decided(7, 3)
-    decided = places.get(TRAINED, 7, 4)
-    assert decided is not None
-    decided.drop()
+    assert places.get(TRAINED, 7, 4) is not None
     places.note_decided(8, 4)
     assert places.get(TRAINED, 7, 4) is None
 
 
 def test_void_weights_are_written_anew(places: WeightsPlaces) -> None:
     """I2. Goal: after an abort the same place takes what the new attempt makes."""
-    publish(places, TRAINED, 2, 0, 1).drop()
+    publish(places, TRAINED, 2, 0, 1)
     assert places.claim(TRAINED, 2, 0) is None, "they are there already"
-    publish(places, TRAINED, 2, 1, 9).drop()
+    publish(places, TRAINED, 2, 1, 9)
     found = places.get(TRAINED, 2, 1)
     assert found is not None
     assert bytes(found.view()[:1]) == b"\x09"
@@ -109,13 +93,10 @@ def test_nothing_is_handed_out_while_it_is_written(places: WeightsPlaces) -> Non
     assert places.claim(TRAINED, 0, 0) is not None
 
 
-def test_frozen_weights_are_written_once_for_each_place(places: WeightsPlaces) -> None:
+def test_frozen_weights_are_written_once(places: WeightsPlaces) -> None:
     """Goal: what never changes is not published anew at every step."""
-    for step in (0, 1):
-        assert places.get(FROZEN, step, 0) is None
-        publish(places, FROZEN, step, 0, 3).drop()
-    for step in range(2, 6):
-        found = places.get(FROZEN, step, attempt=step)
-        assert found is not None
-        found.drop()
+    assert places.get(FROZEN, 0, 0) is None
+    publish(places, FROZEN, 0, 0, 3)
+    for step in range(1, 6):
+        assert places.get(FROZEN, step, attempt=step) is not None
         assert places.claim(FROZEN, step, step) is None

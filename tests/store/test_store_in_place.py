@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,27 +109,3 @@ def test_weights_may_lie_apart() -> None:
     for page in pages:
         store.fill(page, first[page])
     assert contents(store, 5) == first
-
-
-def test_weights_move_to_memory_that_is_free() -> None:
-    """P8. Goal: a step writes weights elsewhere, if it is told so: what was there stays, for those
-    who read it; and a later step writes them back."""
-    store, (three, _) = apart_store()
-    take_step(store, 0)
-    seen, elsewhere = bytes(three), memoryview(bytearray(2 * 4096))
-    for version, memory in ((1, elsewhere), (2, three[:8192])):
-        rows = store.rows_to_fill(0, 2, version, 0)
-        assert rows is not None
-        rows = replace(rows, weights=memory)
-        wanted = [record(store, page, version) for page in range(2)]
-        memory[:] = b"".join(each[:4096] for each in wanted)
-        rows.memory[:] = b"".join(each[4096:] for each in wanted)
-        store.write_rows(0, version, 0, rows)
-        store.prepare(DecidedStep(version=version, attempt=0))
-        store.decide(version, 0)
-        assert contents(store, version)[:2] == wanted
-        assert (bytes(three) == seen) == (version == 1)
-        found = store.rows_in_ram(0, 2, version)
-        assert found is not None
-        assert found.weights == memory
-        assert (store.rows_in_ram(0, 3, version) is None) == (version == 1)

@@ -11,7 +11,7 @@ import pytest
 from luwu.base.address import address_of
 from luwu.base.events import Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
-from luwu.layout import Layout
+from luwu.layout import Layout, PlacesMap
 from luwu.transport.shm import ShmTransport
 from switch_emu.process.payload import Payload
 from switch_emu.process.places import places_bytes
@@ -79,40 +79,34 @@ def test_cached_weights_lie_where_children_read_them(
         core.given.drop()
 
 
-def test_a_cached_unit_lies_in_one_piece_while_a_child_uses_it() -> None:
-    """Goal: extents of a unit are cached one behind the other, so that children use the unit where
-    it lies; what a child still uses is not written again: the next weights are then sent as copies.
-    Method: two steps fill both places; those of a third find the first held, then released."""
+def test_a_cached_unit_lies_in_one_piece() -> None:
+    """I3. Goal: extents of a unit are cached one behind the other, so that children use the unit
+    where it lies; those of the next step elsewhere, and those after it in its place. Who looks
+    there, and sees no checksum, finds none that have one."""
     layout = make_layout(units=1, frozen=False)
     nbytes = places_bytes(layout)
     with keeping(layout, cache_bytes=nbytes, arena_bytes=2 * nbytes) as (shell, core):
 
-        def cache(step: int, extent: int) -> Payload:
+        def cache(step: int, extent: int, checksum: int = 0) -> int:
+            """Where the unit begins."""
             size = layout.extents[extent].wire_bytes
             came = Payload(memoryview(bytes([16 * step + extent]) * size))
-            came.checksum = 7 + extent
+            came.checksum = checksum
             shell.do([Cache(extent, step, 0, 1, "float32", came)])
             kept: Payload = core.given
-            assert (kept.view(), kept.checksum) == (came.view(), came.checksum)
-            return kept
+            assert core.in_place
+            assert (kept.view(), kept.checksum) == (came.view(), checksum)
+            words = {*shell._places._words}  # type: ignore[union-attr]
+            assert (PlacesMap(layout, 2).stamp(extent, step, 1) in words) == (not checksum)
+            return address_of(kept.view()) - 4 * layout.extents[extent].runs[0][0]
 
-        unit_extents = layout.unit_extents[0]
-        first, second = ([cache(step, extent) for extent in unit_extents] for step in (0, 1))
-        starts = [extent.runs[0][0] * 4 for extent in layout.extents]
-        for unit in (first, second):
-            bases = {address_of(e.view()) - start for e, start in zip(unit, starts, strict=True)}
-            assert len(bases) == 1
-        before = bytes(first[0].view())
-        cache(2, 0).drop()
-        assert not core.in_place
-        assert bytes(first[0].view()) == before
-        where = address_of(first[0].view())
-        first[0].drop()
-        again = cache(2, 0)
-        assert core.in_place
-        assert address_of(again.view()) == where
-        for payload in (again, *first[1:], *second):
-            payload.drop()
+        extents = layout.unit_extents[0]
+        first, second, third, fourth = (
+            {cache(step, extent, checksum) for extent in extents}
+            for step, checksum in ((0, 0), (1, 7), (2, 0), (2, 0))
+        )
+        assert len(first) == len(second) == 1
+        assert first == third == fourth != second
 
 
 def test_no_places_without_room_for_two_steps() -> None:

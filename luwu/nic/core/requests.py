@@ -104,6 +104,10 @@ class Requests:
         """The answer of this name is for this handle."""
         self._handle_of[name] = handle
 
+    def awaits(self, m: wire.Weights) -> bool:
+        """True if a pull waits for these weights."""
+        return ("pull", m.step, m.part, m.index) in self._handle_of
+
     def weights(self, m: wire.Weights, payload: Payload) -> None:
         """Weights of an extent were received; ignored if no pull waits for them."""
         name = ("pull", m.step, m.part, m.index)

@@ -207,6 +207,10 @@ class NicCore:
         self.requests.forget(handle)
         return self.out.take()
 
+    def awaits(self, m: wire.Weights) -> bool:
+        """True if a pull of this attempt waits for these weights."""
+        return m.attempt == self.out.attempt and self.requests.awaits(m)
+
     def waits_for(self) -> str:
         """The next event that the worker waits for, as text."""
         awaited = self.membership.waits_for() or self.requests.waits_for()

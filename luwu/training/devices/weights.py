@@ -5,9 +5,9 @@ addresses, so the memory behind these may be used elsewhere between, and the wei
 views then see the new bytes. (Swapping `.data` instead would leave them with the old ones.)
 
 Where the sender's memory is shared with this process, the weights are used where they lie, and
-nothing is copied. They have a storage of their own at each such address, and are held until the
-step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit that
-was copied in a step is copied again in the same step, for the graph looks at that storage.
+nothing is copied. They have a storage of their own at each such address, and are not let go before
+the step ends: to free them gives no memory back, and what a graph saved stays as it was. A unit
+that was copied in a step is copied again in the same step, for the graph looks at that storage.
 
 Autograd compares the version counter of what it saved before it reads it. So the counter of weights
 that are away is another than when they were saved, and so is that of a later step's: a backward
@@ -125,7 +125,7 @@ class UnitWeights:
         self._mapped: dict[int, _View] = {}
         """Views of weights in shared memory, by address."""
         self.shared: SharedWeights | None = None
-        """The weights of this step, held where their sender has them: need not be pulled again."""
+        """The weights of this step, where their sender has them: need not be pulled again."""
         self._is_open = False
         self._was_copied = False
         """True if it was copied in this step."""

@@ -279,13 +279,9 @@ class NodeCore:
 
     def updated(
         self, update: do.Update, squares: tuple[float, ...], weights: Payload | None,
-        *, in_place: int = 0, moved_bytes: int = 0,
+        *, in_place: int = 0,
     ) -> list[Action]:  # fmt: skip
-        """A page has its new values; `weights` are there if `update.publish` asked for them.
-
-        `moved_bytes`: memory that the page takes more than before, which sums cannot have.
-        """
-        self.budget.bytes_max -= moved_bytes
+        """A page has its new values; `weights` are there if `update.publish` asked for them."""
         if self.updates.updated(update, squares) and weights is not None:
             self.serving.publish(update, weights, in_place=in_place)
         self.out.drop(weights)

@@ -191,7 +191,7 @@ class SwitchCore:
         in_place: int = 0,
     ) -> list[Action]:  # fmt: skip
         """The copy that `done` asked for. `in_place`: it lies in one piece with its unit's others,
-        in memory that children may read until they release it."""
+        in memory that children may read until they commit its step."""
         self.outbox.now_ns = now_ns
         self.weights_down.cached(done, payload, payload_bytes, in_place=in_place)
         return self._take()
