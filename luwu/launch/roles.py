@@ -214,6 +214,9 @@ class SwitchEnds:
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
     advertise: str | None = None
+    connect_timeout_s: float | None = None
+    """How long it seeks what is above it; None: without end, as those of a tree start in any
+    order."""
 
 
 def job_spec(
@@ -319,6 +322,7 @@ def switch_spec(
         listen=ends.listen,
         workers_at=ends.workers_at,
         advertise=ends.advertise,
+        connect_timeout_s=ends.connect_timeout_s,
         parent=ends.parent,
         more_parents=ends.more_parents,
         parent_files=ends.files,

@@ -404,6 +404,7 @@ def add_leaf(
     ends = SwitchEnds(
         listen=listen, parent=parent.endpoint, more_parents=more_parents, files=files,
         advertise=config.advertise,
+        connect_timeout_s=parent.connect_timeout_s if parent.hosts > 1 else None,
     )  # fmt: skip
     joined = replace(parent, arena_bytes=arena_bytes)
     endpoint = add_switch(supervisor, config, joined, tree, place, ends, key_name=config.key_name)

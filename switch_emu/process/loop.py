@@ -138,6 +138,9 @@ class Loop:
     def peer_up(self, now_ns: int, peer: str) -> None:
         """A connection is up, or up again."""
 
+    def peer_failed(self, peer: str, failed: PeerFailed) -> None:
+        """A peer cannot be reached."""
+
     def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
         """False for weights that the machine must not be given."""
         return True
@@ -357,6 +360,7 @@ class Loop:
                 level = "INFO" if isinstance(error, ConnectionFailed) else "WARNING"
                 self._log_refused(peer, str(error), level=level)
             case PeerFailed(peer, error, final):
+                self.peer_failed(peer, item)
                 level = "WARNING" if final else "DEBUG"
                 self.recorder.event("peer.failed", level=level, peer=peer, text=str(error))
 

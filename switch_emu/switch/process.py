@@ -52,6 +52,8 @@ class SwitchSpec(RoleSpec):
     """Endpoint for workers, if `listen` is for switches only."""
     summary: Path | None = None
     """File of the results, written at the end of the run."""
+    connect_timeout_s: float | None = None
+    """How long it seeks a parent at its start; None: without end."""
     memory_budget_bytes: int | None = None
     """The budget of which the limits are parts (`plan.py`), for the report."""
     limits: SwitchLimits = field(default_factory=SwitchLimits)
@@ -130,6 +132,7 @@ def serve_switch(
         shell = SwitchShell(
             transport, core, recorder, add=adder.add, shares_memory=spec.shares_memory,
             counters=None if file is None else CountersFile(file, file.stem, spec.job),
+            connect_timeout_s=spec.connect_timeout_s,
         )  # fmt: skip
         is_finished = shell.run(should_stop, is_over)
         shell.drain(2.0)

@@ -11,11 +11,12 @@ from luwu.aggregate.float32 import SumInOrder, sum_in_order
 from luwu.aggregate.interface import ENCODED, Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.dtypes import DTYPES
+from luwu.base.errors import ConnectionFailed
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import SUM_BYTES
-from luwu.transport.interface import CreditExceeded, Transport
+from luwu.transport.interface import CreditExceeded, PeerFailed, Transport
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS
 from luwu.wire.messages import Push, Weights
@@ -68,9 +69,10 @@ class SwitchShell(Loop):
     def __init__(
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
         add: SumInOrder = sum_in_order, counters: CountersFile | None = None,
-        shares_memory: bool = False,
+        shares_memory: bool = False, connect_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`shares_memory`: all peers read what lies in memory that `transport` reserves."""
+        """`shares_memory`: all peers read what lies in memory that `transport` reserves;
+        `connect_timeout_s`: end if a parent was not reached by then."""
         super().__init__(transport, recorder, core, counters=counters)
         self.core = core
         self._parents = core.parent_names
@@ -78,6 +80,9 @@ class SwitchShell(Loop):
         self._altered = AlteredWeights("the switch")
         self._buffers = Buffers(transport.reserve)
         self._shares_memory = shares_memory
+        self._connect_timeout_s = connect_timeout_s
+        self._started_ns = SYSTEM_CLOCK.now_ns()
+        self._trouble = "it does not answer."
 
     def network_bytes(self) -> dict[str, int]:
         """Payload bytes of data so far: to and from the parents, and to and from all children."""
@@ -101,7 +106,25 @@ class SwitchShell(Loop):
 
     def peer_up(self, now_ns: int, peer: str) -> None:
         if peer in self._parents:
+            self._connect_timeout_s = None
             self.do(self.core.reconnected(now_ns, (self._parents.index(peer),)))
+
+    def peer_failed(self, peer: str, failed: PeerFailed) -> None:
+        if peer in self._parents:
+            self._trouble = str(failed.error)
+            if failed.final:
+                self.end_with(failed.error)
+
+    def background(self) -> None:
+        if self._connect_timeout_s is None:
+            return
+        waited_s = (SYSTEM_CLOCK.now_ns() - self._started_ns) / 1e9
+        if waited_s > self._connect_timeout_s:
+            self._connect_timeout_s = None
+            self.end_with(ConnectionFailed(
+                f"the switch above was not reached within {waited_s:.0f} s: {self._trouble} Is "
+                "luwu up still running there, and does the network let this host through?"
+            ))  # fmt: skip
 
     def takes(self, peer: str, message: Weights, payload: Payload) -> bool:
         if peer not in self._parents or not message.checksum:

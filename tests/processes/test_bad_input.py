@@ -203,8 +203,15 @@ def test_bad_input_port_in_use(shell: Terminal) -> None:
 
 
 def test_bad_input_nobody_serves(shell: Terminal) -> None:
-    """Goal: what is waited for is said, and the wait ends with code 3."""
+    """Goal: what is waited for is said, and the wait ends with code 3: for a file, and where a
+    switch stands between the workers and what is not there."""
     script = write_light(shell.directory / "tiny.py")
+    join = f"{URL}&hosts=2&connect_timeout_s=2"
+    done = shell.run("run", "--join", join, "--ranks", "0", str(script))
+    refused(
+        shell, done, r"the switch above was not reached within \d+ s: .*127\.0\.0\.1:9", code=3,
+        leaves=(RUNS, "tiny.py"),
+    )  # fmt: skip
     done = shell.run("run", "--join", "no/connect.json", "--connect-timeout", "3s", str(script))
     refused(
         shell, done, r"waiting for connect\.json, \d+ s of 3 s",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 import pytest
 
 from luwu.base.address import address_of
+from luwu.base.errors import ConnectionFailed
 from luwu.base.events import Recorder
 from luwu.base.limits import ZERO_COPY_BYTES_MIN
 from luwu.layout import Layout, PlacesMap
+from luwu.protocol.actions import PARENT
 from luwu.transport.shm import ShmTransport
+from luwu.transport.zeromq import ZeroMqTransport
 from switch_emu.process.payload import Payload
 from switch_emu.process.places import places_bytes
 from switch_emu.switch.core import SwitchCore
@@ -118,3 +123,21 @@ def test_no_places_without_room_for_two_steps() -> None:
         shell.do([Cache(0, 0, 0, 1, "float32", came)])
         assert not core.in_place
         core.given.drop()
+
+
+def test_a_parent_that_is_none_ends_the_switch() -> None:
+    """I6. Goal: what nothing will mend above a switch ends it, in words that name the place, and
+    its children do not wait for ever. Method: a listener that speaks no ZeroMQ."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        closing(ZeroMqTransport()) as transport,
+        Recorder(role="switch", printed=None) as recorder,
+    ):
+        hangs_up = threading.Thread(target=lambda: server.accept()[0].close())
+        hangs_up.start()
+        place = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        transport.dial(PARENT, place)
+        shell = SwitchShell(transport, SwitchCore(job=1, incarnation=1, children=[1]), recorder)
+        with pytest.raises(ConnectionFailed, match=place):
+            shell.run(lambda: False)
+        hangs_up.join()
