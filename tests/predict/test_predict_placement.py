@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,8 +18,7 @@ from luwu.predict.model.placement import (
     ring_path,
     step_path,
 )
-from luwu.predict.model.traffic import block_bytes, context_exchange, sent_bytes
-from luwu.predict.systems.training import predict_step
+from luwu.predict.model.traffic import block_bytes, sent_bytes
 
 
 @pytest.fixture
@@ -88,36 +86,3 @@ def test_predict_laws_context_bytes_are_conserved(job: TrainingJob, context: int
     assert context * one.tensor * block_bytes(one) == whole
     assert one.tensor * forward == pytest.approx(whole * (context - 1) / context)
     assert backward == 2 * forward
-
-
-def test_predict_laws_heads_that_ranks_share_are_sent_by_each(job: TrainingJob) -> None:
-    """X1. Goal: with more tensor parallel ranks than heads of keys, each has a whole one."""
-    more = replace(job, tensor=16, devices=1024)
-    assert block_bytes(more) == block_bytes(replace(more, tensor=8))
-
-
-@pytest.mark.parametrize(
-    ("recompute", "fused", "rounds"),
-    [("none", True, 1), ("half", True, 1.5), ("full", True, 2), ("selective", False, 2),
-     ("selective", True, 1)],
-)  # fmt: skip
-def test_predict_laws_forward_again_exchanges_again(
-    job: TrainingJob, recompute: str, fused: bool, rounds: float
-) -> None:
-    """Goal: what is computed again has its keys and values sent again."""
-    changes: dict[str, Any] = {"recompute": recompute}
-    one = replace(job, software=replace(job.software, fused_attention=fused), **changes)
-    path = domain_path(job.device)
-    forward, backward = (path.latency_s + nbytes / path.rate for nbytes in sent_bytes(job))
-    assert context_exchange(one, 0.0, 0.0) == pytest.approx(rounds * forward + backward)
-
-
-def test_predict_laws_gradients_are_reduced_over_context_ranks(job: TrainingJob) -> None:
-    """Goal: data x context ranks have the same weights; with two context ranks in place of two of
-    data, as many reduce as before."""
-    more = replace(job, context=1)
-    assert group_of(job, "gradient") == group_of(more, "gradient")
-    assert predict_step(job).parts["data exchange"] == predict_step(more).parts["data exchange"]
-    only = replace(job, devices=32, batch=64)
-    assert only.data == 1
-    assert predict_step(only).parts["data exchange"] > 0
