@@ -7,17 +7,10 @@ from dataclasses import replace
 import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.software import fitted, software
+from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
-from luwu.predict.model.placement import (
-    domain_path,
-    group_of,
-    network_path,
-    placed,
-    ring_path,
-    step_path,
-)
+from luwu.predict.model.placement import group_of, placed
 from luwu.predict.model.traffic import block_bytes, sent_bytes
 
 
@@ -56,21 +49,6 @@ def test_ranks_of_an_nvl72_share_its_domain(catalogue: Catalogue, job: TrainingJ
         one = replace(large, device=catalogue.device(device))
         groups = [group_of(one, each) for each in ("tensor", "context", "gradient", "pipeline")]
         assert tuple(group.inside for group in groups) == insides, device
-
-
-def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
-    """G3, G4. Goal: inside, the domain; between, a port for each rank of the host and never more
-    than the domain; a flat ring has a share of one port; a send has a port."""
-    inside, port = domain_path(job.device), network_path(job.network)
-    assert ring_path(job, placed(job, 8, 1)) == inside
-    assert ring_path(job, placed(job, 64, 8)) == port
-    assert ring_path(job, placed(job, 64, 4)).rate == pytest.approx(2 * port.rate)
-    fast = replace(job, network=replace(job.network, rate=1e12))
-    assert ring_path(fast, placed(job, 64, 1)).rate == inside.rate
-    flat = replace(job, software=replace(job.software, ring="flat"))
-    assert ring_path(flat, placed(job, 64, 4)).rate == fitted("flat_ring") * port.rate
-    assert step_path(job, placed(job, 64, 4)).rate == port.rate
-    assert step_path(job, placed(job, 2, 4)) == inside
 
 
 # ---------------------------------------------------------------------- context
