@@ -19,25 +19,15 @@ from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
 from switch_emu.roles.role import failed
+from tests.house.source import ROOT, modules
 from tests.pages import errors_page
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@functools.cache
-def trees() -> list[tuple[Path, ast.Module]]:
-    return [
-        (file, ast.parse(file.read_text(encoding="utf-8")))
-        for package in ("luwu", "switch_emu", "workers")
-        for file in sorted((ROOT / package).rglob("*.py"))
-    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_syntax_tree_is_left() -> Iterator[None]:
     """The garbage collector would look at all of them in every test that comes after these."""
     yield
-    trees.cache_clear()
+    modules.cache_clear()
 
 
 @functools.cache
@@ -45,9 +35,9 @@ def classes() -> dict[str, type[LuwuError]]:
     """Every class of an error of ours, by name."""
     found = {"LuwuError": LuwuError}
     definitions = [
-        (file, node)
-        for file, tree in trees()
-        for node in ast.walk(tree)
+        (module.name, node)
+        for module in modules(ROOT).values()
+        for node in ast.walk(module.tree)
         if isinstance(node, ast.ClassDef)
     ]
 
@@ -55,17 +45,16 @@ def classes() -> dict[str, type[LuwuError]]:
         bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
         return node.name not in found and not bases.isdisjoint(found)
 
-    while new := [(file, node.name) for file, node in definitions if is_new(node)]:
-        for file, name in new:
-            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+    while new := [(module, node.name) for module, node in definitions if is_new(node)]:
+        for module, name in new:
             found[name] = getattr(importlib.import_module(module), name)
     return found
 
 
 def codes_at_raises() -> Iterator[tuple[str, str, str]]:
     """(place, class, code) of each error that is made with a code."""
-    for file, tree in trees():
-        for node in ast.walk(tree):
+    for module in modules(ROOT).values():
+        for node in ast.walk(module.tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
                 continue
             for keyword in node.keywords:
@@ -73,7 +62,7 @@ def codes_at_raises() -> Iterator[tuple[str, str, str]]:
                 if keyword.arg != "code" or not isinstance(value, ast.Constant):
                     continue
                 if isinstance(value.value, str) and value.value:
-                    yield f"{file.relative_to(ROOT)}:{node.lineno}", node.func.id, value.value
+                    yield f"{module.place}:{node.lineno}", node.func.id, value.value
 
 
 def test_every_class_has_a_code_of_its_own() -> None:

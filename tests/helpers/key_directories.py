@@ -18,7 +18,7 @@ from luwu.base.keys import (
 from luwu.transport.curve import Security, new_key_pair, open_security
 from luwu.transport.interface import Transport
 from luwu.transport.zeromq import ZeroMqTransport
-from tests.helpers.transports import TCP, WithRawSockets, maker
+from tests.helpers.transports import ListeningAtTcp, WithRawSockets, maker
 from tests.suites.transport_waits import Make
 
 NAMES = {
@@ -74,13 +74,9 @@ class WithKeys(WithRawSockets):
             yield new
 
 
-class ListeningForWorkers(WithKeys):
+class ListeningForWorkers(WithKeys, ListeningAtTcp):
     """A switch that lets workers in, and where they find it."""
 
     @pytest.fixture
     def listener(self, make: Make) -> Transport:
         return make(accepts=("worker",))
-
-    @pytest.fixture
-    def where(self, listener: Transport) -> str:
-        return listener.listen(TCP)

@@ -27,24 +27,11 @@ from tests.helpers.real_training import (
     sharded,
     train_steps,
 )
-from tests.helpers.small_models import batch
+from tests.helpers.small_models import Numbers, batch
 
 KIB = 1024
 DECAY, START, EVERY = 0.99, 50, 3
 RULES: dict[str, WeightAverage] = {"ema": luwu.ema(DECAY), "swa": luwu.swa(START, EVERY)}
-
-
-class Numbers(nn.Module):
-    """Three of them, the last one frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in "abc":
-            self.register_parameter(name, nn.Parameter(torch.ones(1), name != "c"))
-
-    def forward(self, names: str) -> Tensor:
-        total: Tensor = torch.stack([getattr(self, name) for name in names]).sum()
-        return total
 
 
 def work_with(rule: WeightAverage | None, steps: int) -> Callable[[int], tuple[str, str]]:

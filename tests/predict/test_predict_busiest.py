@@ -107,9 +107,10 @@ def parts_of(question: AnyQuestion) -> dict[str, float]:
 
 def test_predict_laws_a_device_alone_is_as_much_slower(catalogue: Catalogue) -> None:
     """O4. Goal: where nothing is exchanged, all of a step is compute."""
-    alone = {**ZERO3, "system": "ddp", "model": "GPT-1.3B", "devices": 1, "batch": 8}
-    even, slow = (asked(alone, catalogue, slowdown=each).answer().seconds for each in (1, 1.25))
-    assert slow == pytest.approx(1.25 * even)
+    for system in ("ddp", "atp"):
+        alone = {**ZERO3, "system": system, "model": "GPT-1.3B", "devices": 1, "batch": 8}
+        even, slow = (asked(alone, catalogue, slowdown=each).answer().seconds for each in (1, 1.25))
+        assert slow == pytest.approx(1.25 * even)
 
 
 def test_bad_prediction_is_found() -> None:

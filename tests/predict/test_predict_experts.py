@@ -19,7 +19,6 @@ from luwu.predict.model.layers import (
     operators_of,
     own_parameters,
 )
-from luwu.predict.model.memory import stage_memory
 from luwu.predict.model.placement import group_of
 from luwu.predict.systems.training import predict_step
 
@@ -46,18 +45,6 @@ def test_a_model_of_experts_has_its_parameters(catalogue: Catalogue) -> None:
     )
 
 
-def test_predict_laws_all_experts_are_a_wide_mlp(catalogue: Catalogue) -> None:
-    """M1. Goal: where a token passes all experts, parameters and operations are those of one MLP
-    as wide as all of them, and of the router."""
-    model = catalogue.model("Mixtral-8x7B")
-    every = replace(model, experts_used=model.experts)
-    wide = replace(model, experts=1, experts_used=1, ffn=model.experts * model.ffn)
-    router = model.router_parameters
-    assert every.parameters == wide.parameters + model.layers * router
-    assert every.active_parameters == wide.active_parameters + model.layers * router
-    assert every.layer_operations(100, 100) == wide.layer_operations(100, 100) + 200 * router
-
-
 # ---------------------------------------------------------------------- laws of sizes
 
 
@@ -78,14 +65,6 @@ def test_predict_laws_one_expert_is_the_dense_model(job: TrainingJob) -> None:
     parts = predict_step(dense).parts
     assert parts["expert exchange"] == 0
     assert predict_step(replace(job, model=dense.model, expert=1)).parts == parts
-
-
-def test_predict_laws_experts_on_one_rank_exchange_nothing(job: TrainingJob) -> None:
-    """Goal: ranks that have all experts send no tokens."""
-    one = replace(job, expert=1)
-    assert dispatched_bytes(one) == expert_exchange(one) == 0
-    assert predict_step(one).parts["expert exchange"] == 0
-    assert own_parameters(one).experts == 0
 
 
 @pytest.mark.parametrize(
@@ -134,16 +113,6 @@ def test_predict_laws_tokens_are_conserved(
     assert ranks * seconds * rate == pytest.approx(2 * tokens * one.model.mlp_parameters)
 
 
-def test_predict_laws_capacity(job: TrainingJob) -> None:
-    """Goal: a factor of 1 is none at all; more sends, computes and keeps more."""
-    assert predict_step(replace(job, capacity=1.0)).parts == predict_step(job).parts
-    more = replace(job, capacity=1.25)
-    assert dispatched_bytes(more) == 1.25 * dispatched_bytes(job)
-    assert predict_step(more).parts["products"] > predict_step(job).parts["products"]
-    assert stage_memory(more)[1] > stage_memory(job)[1]
-    assert stage_memory(more)[0] == stage_memory(job)[0]
-
-
 # ---------------------------------------------------------------------- exchange
 
 
@@ -158,10 +127,3 @@ def test_predict_laws_experts_of_one_domain_exchange_fast(job: TrainingJob) -> N
     assert expert_exchange(alone) == expert_exchange(wide) < expert_exchange(job)
     faster = replace(job, network=replace(job.network, rate=2 * job.network.rate))
     assert expert_exchange(faster) < expert_exchange(job)
-
-
-def test_experts_of_their_own_width_gather_nothing(job: TrainingJob) -> None:
-    """J4. Goal: with whole experts on ranks, half of the tensor exchange is gone."""
-    parts = predict_step(replace(job, expert_tensor=1)).parts
-    dense = predict_step(replace(job, expert=1)).parts
-    assert parts["tensor exchange"] == pytest.approx(dense["tensor exchange"] / 2)

@@ -1,4 +1,4 @@
-"""Inference: laws of prefill, decode and batches, on devices and on sockets."""
+"""Inference on devices: laws of its memory and batches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from luwu.predict.inference.inference import (
     sequence_bytes,
     with_largest_batch,
 )
-from luwu.predict.inference.inference_sockets import (
-    SocketJob,
-    predict_socket_token,
-    socket_weight_bytes,
-)
 
 
 @pytest.fixture
@@ -31,15 +26,6 @@ def job(catalogue: Catalogue) -> InferenceJob:
         model=catalogue.model("Llama3-70B"), device=catalogue.device("H100-80"),
         network=catalogue.network("ib-ndr"), tensor=8, precision="fp8", kv_precision="fp8",
         input_tokens=1024, output_tokens=256,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def sockets(catalogue: Catalogue) -> SocketJob:
-    return SocketJob(
-        model=catalogue.model("Qwen-72B"), processor=catalogue.find("processor", "Xeon-8575C"),
-        network=catalogue.network("roce-100g"), inside=catalogue.network("upi"), sockets=4,
-        input_tokens=128, output_tokens=128,
     )  # fmt: skip
 
 
@@ -80,39 +66,6 @@ def test_predict_laws_the_largest_batch_fits_and_one_more_does_not(
     with pytest.raises(ConfigError, match=rf"batch: .* a batch of {most} fits"):
         replace(largest, batch=most + 1)
     assert maximum_batch(replace(job, pipeline=2)) > maximum_batch(job)
-
-
-def test_predict_laws_full_stages_are_as_fast_as_the_slowest(job: InferenceJob) -> None:
-    """IN4. Goal: m batches in p stages take the sum of the stages, or m times the slowest."""
-    one = replace(job, pipeline=4)
-    alone = predict_decode(one)
-    assert alone.parts["waiting for stages"] == 0
-    full = predict_decode(replace(one, batch=4))
-    layers = sum(full.parts[name] for name in ("products", "attention", "memory", "sequences",
-                                               "tensor exchange"))  # fmt: skip
-    send = full.parts["stage exchange"] / 3
-    assert full.seconds == pytest.approx(4 * (layers / 4 + full.parts["output layer"] + send))
-    assert alone.seconds <= full.seconds < 1.2 * alone.seconds
-
-
-# ---------------------------------------------------------------------- sockets
-
-
-def test_predict_laws_sockets_share_weights(sockets: SocketJob) -> None:
-    """K1, K2. Goal: sockets divide the time of weights; one socket exchanges nothing; side by side
-    attention and MLP need half of the exchanges; a token takes at least its weights."""
-    token = predict_socket_token(sockets)
-    one = predict_socket_token(replace(sockets, sockets=1))
-    assert one.parts["weights"] == pytest.approx(4 * token.parts["weights"])
-    assert one.parts["exchange"] == 0
-    beside = predict_socket_token(replace(sockets, parallel_blocks=True))
-    assert beside.parts["exchange"] == pytest.approx(token.parts["exchange"] / 2)
-    read = socket_weight_bytes(sockets) / sockets.processor.memory_rate
-    assert token.seconds > 0.9 * read  # less the embedding, where it is not the output layer
-    faster = replace(sockets.processor, memory_rate=2 * sockets.processor.memory_rate)
-    assert predict_socket_token(replace(sockets, processor=faster)).seconds < token.seconds
-    in_a_host = predict_socket_token(replace(sockets, sockets=2))
-    assert in_a_host.parts["exchange"] < token.parts["exchange"]
 
 
 # ---------------------------------------------------------------------- bad input

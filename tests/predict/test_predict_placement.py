@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.software import fitted, software
+from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.model.layers import WIRE_BYTES
-from luwu.predict.model.placement import (
-    domain_path,
-    group_of,
-    network_path,
-    placed,
-    ring_path,
-    step_path,
-)
-from luwu.predict.model.traffic import block_bytes, context_exchange, sent_bytes
-from luwu.predict.systems.training import predict_step
+from luwu.predict.model.placement import group_of, placed
+from luwu.predict.model.traffic import block_bytes, sent_bytes
 
 
 @pytest.fixture
@@ -60,21 +51,6 @@ def test_ranks_of_an_nvl72_share_its_domain(catalogue: Catalogue, job: TrainingJ
         assert tuple(group.inside for group in groups) == insides, device
 
 
-def test_predict_laws_paths_of_groups(job: TrainingJob) -> None:
-    """G3, G4. Goal: inside, the domain; between, a port for each rank of the host and never more
-    than the domain; a flat ring has a share of one port; a send has a port."""
-    inside, port = domain_path(job.device), network_path(job.network)
-    assert ring_path(job, placed(job, 8, 1)) == inside
-    assert ring_path(job, placed(job, 64, 8)) == port
-    assert ring_path(job, placed(job, 64, 4)).rate == pytest.approx(2 * port.rate)
-    fast = replace(job, network=replace(job.network, rate=1e12))
-    assert ring_path(fast, placed(job, 64, 1)).rate == inside.rate
-    flat = replace(job, software=replace(job.software, ring="flat"))
-    assert ring_path(flat, placed(job, 64, 4)).rate == fitted("flat_ring") * port.rate
-    assert step_path(job, placed(job, 64, 4)).rate == port.rate
-    assert step_path(job, placed(job, 2, 4)) == inside
-
-
 # ---------------------------------------------------------------------- context
 
 
@@ -88,36 +64,3 @@ def test_predict_laws_context_bytes_are_conserved(job: TrainingJob, context: int
     assert context * one.tensor * block_bytes(one) == whole
     assert one.tensor * forward == pytest.approx(whole * (context - 1) / context)
     assert backward == 2 * forward
-
-
-def test_predict_laws_heads_that_ranks_share_are_sent_by_each(job: TrainingJob) -> None:
-    """X1. Goal: with more tensor parallel ranks than heads of keys, each has a whole one."""
-    more = replace(job, tensor=16, devices=1024)
-    assert block_bytes(more) == block_bytes(replace(more, tensor=8))
-
-
-@pytest.mark.parametrize(
-    ("recompute", "fused", "rounds"),
-    [("none", True, 1), ("half", True, 1.5), ("full", True, 2), ("selective", False, 2),
-     ("selective", True, 1)],
-)  # fmt: skip
-def test_predict_laws_forward_again_exchanges_again(
-    job: TrainingJob, recompute: str, fused: bool, rounds: float
-) -> None:
-    """Goal: what is computed again has its keys and values sent again."""
-    changes: dict[str, Any] = {"recompute": recompute}
-    one = replace(job, software=replace(job.software, fused_attention=fused), **changes)
-    path = domain_path(job.device)
-    forward, backward = (path.latency_s + nbytes / path.rate for nbytes in sent_bytes(job))
-    assert context_exchange(one, 0.0, 0.0) == pytest.approx(rounds * forward + backward)
-
-
-def test_predict_laws_gradients_are_reduced_over_context_ranks(job: TrainingJob) -> None:
-    """Goal: data x context ranks have the same weights; with two context ranks in place of two of
-    data, as many reduce as before."""
-    more = replace(job, context=1)
-    assert group_of(job, "gradient") == group_of(more, "gradient")
-    assert predict_step(job).parts["data exchange"] == predict_step(more).parts["data exchange"]
-    only = replace(job, devices=32, batch=64)
-    assert only.data == 1
-    assert predict_step(only).parts["data exchange"] > 0

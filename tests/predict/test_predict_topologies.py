@@ -76,24 +76,6 @@ def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: i
         assert network.inventory.transceivers == 2 * tiers * hosts
 
 
-def test_predict_laws_rails_of_one_are_a_clos() -> None:
-    """Goal: one rail, or a domain of one, is the plain network, in counts and rates."""
-    plain, group = clos(100, 8), of(10, 10)
-    assert rail_only(100, 8, 1).inventory == plain.inventory
-    for collective in (*NEIGHBOUR, "all_to_all"):
-        expected = plain.connection(group, collective)
-        assert rail_only(100, 8, 1).connection(group, collective) == expected
-
-
-def test_predict_laws_rail_only_saves_in_steps() -> None:
-    """Goal: n = 32,768, k = 64: rails of domains of 8 still have three tiers
-    and save nothing; of 256, one tier less; of 512, one switch each."""
-    full = clos(32_768, 64).inventory
-    assert rail_only(32_768, 64, 8).inventory == full
-    assert rail_only(32_768, 64, 256).inventory == Inventory(3 * 32_768 // 64, 2 * 32_768)
-    assert rail_only(32_768, 64, 512).inventory == Inventory(512, 32_768)
-
-
 def test_predict_laws_torus_and_dragonfly_counts() -> None:
     """D1, D3. Goal: counts of small ones, by hand; degenerate dimensions and groups work."""
     assert torus(4, 3).inventory == Inventory(0, 24)
@@ -178,31 +160,7 @@ def test_predict_laws_latency_grows_with_the_tiers_crossed() -> None:
     assert network.connection(of(2, 64), "send").hops == 5
 
 
-# ---------------------------------------------------------------------- trees of SmartSwitches
-
-
-def test_predict_laws_an_uplink_carries_the_tensor_once() -> None:
-    """Goal: with aggregation every rank has its whole port, whatever is below a link."""
-    network = tree(1000, 10, nodes=1)
-    assert network.inventory == Inventory(111, 1000 + 110 + 1)
-    for collective in IN_NETWORK:
-        assert network.connection(of(1000), collective).rate == pytest.approx(RATE)
-    assert network.connection(of(1000), "all_to_all").rate < RATE / 50
-
-
 # ---------------------------------------------------------------------- rail-only
-
-
-def test_predict_laws_rail_aligned_steps_are_those_of_a_clos() -> None:
-    """Goal: data and pipeline parallel groups in a rail have of rail-only what
-    they have of full bisection; groups in a domain have the fast domain."""
-    rails, full = rail_only(1024, 64, 8), clos(1024, 64, rails=8)
-    for group in (of(128, 8), of(16, 64), of(2, 512)):
-        for collective in NEIGHBOUR:
-            mine, other = (each.connection(group, collective) for each in (rails, full))
-            assert mine.rate == other.rate == RATE
-    assert rails.connection(of(8), "all_reduce").rate == 450e9
-    assert rails.connection(of(8), "all_reduce").hops == 0
 
 
 def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
@@ -230,15 +188,6 @@ def test_predict_laws_torus_middle_binds_all_to_all() -> None:
             assert found.rate == pytest.approx(8 * RATE / max(sizes))
     rates = [torus(n).connection(of(n), "all_to_all").rate for n in (4, 8, 16, 32)]
     assert rates == sorted(rates, reverse=True)
-
-
-def test_predict_laws_torus_groups_are_dimensions() -> None:
-    """Goal: a group of whole dimensions is the torus of those."""
-    whole = torus(4, 2, 8)
-    assert whole.dimensions_of(of(8, 8)) == (8,)
-    assert whole.dimensions_of(of(16, 4)) == (2, 8)
-    sub = torus(2, 8).connection(of(16), "all_to_all")
-    assert whole.connection(of(16, 4), "all_to_all") == sub
 
 
 def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> None:

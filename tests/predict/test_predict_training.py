@@ -1,4 +1,4 @@
-"""Models, exchanges, and steps of 3-D training: laws that hold whatever the numbers are."""
+"""Models, and steps of 3-D training: laws that hold whatever the numbers are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ import pytest
 
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
-from luwu.predict.model import collectives as c
-from luwu.predict.model.collectives import Path
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.systems.training import predict_step
-
-PATH = Path(latency_s=5e-6, rate=12.5e9)
 
 
 @pytest.fixture
@@ -49,22 +45,6 @@ def test_operations_are_those_of_the_literature(catalogue: Catalogue) -> None:
     h, layers, s, vocab = gpt.hidden, gpt.layers, 2048, gpt.vocab
     formula = 72 * s * layers * h * h * (1 + s / (6 * h) + vocab / (12 * layers * h))
     assert gpt.step_operations(s, s) == pytest.approx(formula, rel=1e-9)
-
-
-# ---------------------------------------------------------------------- exchanges
-
-
-@pytest.mark.parametrize("ranks", [2, 8, 1024])
-def test_predict_laws_exchanges(ranks: int) -> None:
-    """Goal: an all-reduce in the network moves each byte once, so it gains at most 2(n-1)/n; more
-    bandwidth is never slower."""
-    ideal = Path(latency_s=0.0, rate=12.5e9)
-    gain = c.ring_all_reduce(ranks, 1e9, ideal) / c.switch_all_reduce(2, 1e9, ideal, 1e12)
-    assert gain == pytest.approx(2 * (ranks - 1) / ranks)
-    faster = Path(latency_s=5e-6, rate=25e9)
-    for form in (c.ring_all_gather, c.ring_all_reduce):
-        assert form(ranks, 1e8, faster) < form(ranks, 1e8, PATH)
-        assert form(ranks, 1e8, PATH) < form(ranks, 2e8, PATH)
 
 
 # ---------------------------------------------------------------------- steps
