@@ -18,6 +18,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import CLIPS_MAX
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
+from luwu.wire.norms import encode_squares, norm_of, parse_squares
 from switch_emu.node.statistics import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.real_training import Trained, in_cluster, seeded, sharded
@@ -296,6 +297,19 @@ def test_the_name_is_taken_in_what_scripts_agree_on() -> None:
             luwu.init(nic=nic, device="cpu", agree={"norm_type": "1"})
     finally:
         nic.close()
+
+
+@pytest.mark.parametrize("norm_type", LIMITS)
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_find_the_norm_that_one_would(norm_type: float, seed: int) -> None:
+    """I3. Goal: to the last bit, however the blocks are shared out among nodes."""
+    rng = random.Random(seed)
+    values = [rng.random() * 10.0 ** rng.randint(-30, 30) for _ in range(60)]
+    for nodes in (2, 3):
+        shares = [values[node::nodes] for node in range(nodes)]
+        said = [parse_squares(encode_squares({(norm_type, 0.5): share})) for share in [*shares, []]]
+        whole = {(norm_type, 0.5): values}
+        assert norm_of(said, norm_type) == norm_of([whole], norm_type), f"seed {seed}"
 
 
 @pytest.mark.parametrize("elems", [1, 4096, 4097, 10_000])
