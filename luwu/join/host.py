@@ -1,8 +1,8 @@
-"""The switch of this host, where another program than `luwu run` starts the workers: torchrun, say.
+"""The switch of this host, where another launcher than `luwu run` starts the workers, as torchrun.
 
-The first of the host's ranks starts `luwu up --role switch --name host-N`, which ends with it, and
-all of them read the file that it writes. Its place in shared memory follows from the job and the
-host's number. So one that is started again, with a rank that was, is where the others look for it.
+The first of the host's ranks starts `luwu up --role switch --name host-N`, which ends with that
+rank. All ranks read the file that it writes. The path of its socket follows from the job and the
+host's number, so a switch that is started again listens where the ranks look for it.
 """
 
 from __future__ import annotations
