@@ -174,7 +174,7 @@ class Dialled:
         self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
         self._socket.probe_router = 1
         self._socket.reconnect_ivl = self._pause_ms
-        self._socket.reconnect_ivl_max = timing.reconnect_ms_max
+        self._socket.reconnect_ivl_max = timing.reconnect_ms_max if self._endpoint.is_tcp else 0
         self._socket.connect_timeout = timing.handshake_ms
         prepare_connect(self._socket, self._endpoint, timing, self._hub.security)
         self._monitor = SocketMonitor(self._hub.context, self._socket, _EVENTS)
