@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import Cluster
-from tests import kill, soak
+from tests import kill, soak, soak_goodput
 from tests.processes.jobs import Outside
 
 
@@ -81,3 +81,14 @@ def test_a_short_soak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     said = capsys.readouterr().out
     assert code == 0, said
     assert re.fullmatch(r"[1-9]\d* trials, 0 violations", said.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_short_goodput(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: each kind of fault has its row of parts, and most of the steps are made."""
+    monkeypatch.setattr(soak_goodput, "CALM_S", 5.0)
+    assert soak.main(["--goodput", "--minutes", "0.5", "--every", "10s"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^worker +1 .*^switch +1 .*^node +1 .*^goodput [6-9]\d\.", said, re.M | re.S)

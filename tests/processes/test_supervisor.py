@@ -16,6 +16,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
+from luwu.launch import roles
 from luwu.launch.agent import Share
 from luwu.launch.processes.children import ROLE_TUNABLES, Child, is_alive, wait_for_end
 from luwu.launch.processes.console import Console
@@ -312,6 +313,27 @@ def test_a_role_that_dies_while_another_starts_is_started_again(supervisor: Supe
     again = json.loads(supervisor.run.role("switch.json").read_text())["spec"]
     assert again["incarnation"] > number
     assert again["listen"] == endpoint
+
+
+def test_a_spare_takes_over(run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I8. Goal: a role that has run for a while has a spare, which serves when it dies, unless it
+    has died too; without restarts there is none, and none is left."""
+    monkeypatch.setattr(roles, "SPARE_AFTER_NS", 0)
+    with Supervisor(run_directory, Console(), restarts_max=2) as supervisor:
+        add_switch(supervisor)
+        [role], pids = supervisor._roles, []
+        for is_alone in (False, True):
+            pid, spare = poll_until(supervisor, "switch"), role.spare
+            assert spare is not None
+            pids += [spare.pid, pid]
+            for each in pids[-2 + (not is_alone) :]:
+                os.kill(each, signal.SIGKILL)
+                assert is_soon(lambda each=each: not is_alive(each))
+            assert (poll_until(supervisor, "switch", but=pid) != spare.pid) is is_alone
+            assert is_soon(role.ready)
+        supervisor.poll()
+        assert role.spare is None
+    assert not any(map(is_alive, [*pids, role.child.pid]))
 
 
 def test_a_role_that_is_told_to_stop_is_not_taken_for_done(supervisor: Supervisor) -> None:
