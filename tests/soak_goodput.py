@@ -21,7 +21,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -43,17 +43,17 @@ SCRIPT: Final = (
 )  # fmt: skip
 """Three units, each forward and backward: 0.6 s a step."""
 CALM_S: Final = 30.0
-VICTIMS: Final = tuple((role, rank) for rank in (0, 1) for role in ("worker", "switch", "node"))
+SINGLE: Final = (("switch", 0), ("node", 0))
 
 
 def in_turn(seed: int, count: int, every_ns: int) -> list[Fault]:
     """A worker, the switch and the node in turn, one in each window of time."""
-    random, faults = Random(derive(seed, "goodput")), []
-    for index in range(count):
-        role, rank = VICTIMS[index % len(VICTIMS)]
-        at_ns = index * every_ns + random.randrange(every_ns)
-        faults.append(Fault(True, role, rank if role == "worker" else 0, at_ns))
-    return faults
+    random = Random(derive(seed, "goodput"))
+    victims = cycle([("worker", 0), *SINGLE, ("worker", 1), *SINGLE])
+    return [
+        Fault(True, *next(victims), index * every_ns + random.randrange(every_ns))
+        for index in range(count)
+    ]
 
 
 def goodput(minutes: float, every_ns: int, seed: int) -> int:
