@@ -82,6 +82,7 @@ def goodput(minutes: float, every_ns: int, seed: int) -> int:
         if begin_ns <= a < b < end_ns and b - a > 2e9 * step_s
         and not any(a <= at_ns < b for _, _, at_ns in struck.hits)
     ]  # fmt: skip
+    lost_s = all_s - made * step_s - sum(slow_s)
     print(f"{'':8}{'faults':>7}" + "".join(f"{part + ' (s)':>12}" for part in PARTS))
     for role, found in rows.items():
         medians = map(statistics.median, zip(*found, strict=True))
@@ -89,8 +90,8 @@ def goodput(minutes: float, every_ns: int, seed: int) -> int:
     print(
         f"goodput {100 * made * step_s / all_s:.1f} %: {made} steps of {step_s:.3f} s in "
         f"{all_s:.0f} s with {count} faults, {all_s / step_s:.0f} without; "
-        f"{(all_s - made * step_s - sum(slow_s)) / count:.2f} s lost with each, and {sum(slow_s):.0f} s "
-        f"in {len(slow_s)} steps of twice that time or more that no fault hit"
+        f"{lost_s / count:.2f} s lost with each, and {sum(slow_s):.0f} s in {len(slow_s)} steps "
+        "that took more than twice that time without a fault"
     )
     for text in struck.violations:
         print(f"VIOLATION: {text}")
