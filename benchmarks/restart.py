@@ -10,7 +10,7 @@ durability   seconds of a training step whose compute (emulated by waiting) cove
 Goals:    restart at most 2 s beyond torch with 100 M parameters, the same within 20 % with 10 M;
           written at most 1.02; step at most 1.05 of the others.
 Checked:  the pipeline's weights against the update kernel alone; equal digests of all durabilities.
-Left out: reconnecting workers, which look again every 0.1 to 1 s; the journal of the file system.
+Left out: reconnecting workers, which look again within 0.1 s; the journal of the file system.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Run one machine of the network: `python -m switch_emu switch|node --config FILE`.
 
 FILE is JSON: the role's specification, and where to tell that it listens or what ended it; the
-launcher writes it (`luwu/launch/roles.py`). With `--until-eof` the process also ends when its
-standard input does, that is, with the process that started it; a line there says that all workers
-have left: it writes its results and ends. With `--jobs` in place of `--config` it serves one job
-after the other, as its standard input says (`jobs.py`); jobs of protocol fidelity share its
-`--slots`.
+launcher writes it (`luwu/launch/roles.py`). With `--until-eof` a first line on standard input lets
+the process begin: until then it is a spare, which takes over at once where another has died. It
+also ends when its standard input does, that is, with the process that started it; a second line
+says that all workers have left: it writes its results and ends. With `--jobs` in place of
+`--config` it serves one job after the other, as its standard input says (`jobs.py`); jobs of
+protocol fidelity share its `--slots`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 from luwu.base.errors import STOP_SIGNALS, LuwuError
 from luwu.base.lifeline import watch
-from switch_emu.roles.jobs import Jobs
+from switch_emu.roles.jobs import Jobs, load
 from switch_emu.roles.role import attend, failed, read_document
 from switch_emu.switch.capacity import POOL_SLOTS
 
@@ -47,6 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
+    if until_eof:
+        load(role)
+        if os.read(0, len(b"begin\n")) == b"":
+            return 1  # the process that started us is gone
     stopping, orphaned, over = threading.Event(), threading.Event(), threading.Event()
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stopping.set())

@@ -2,6 +2,7 @@
 
     python -m tests.soak --minutes 30
     python -m tests.soak --minutes 2 --every 10s --seed 7
+    python -m tests.soak --minutes 20 --every 29s --goodput          see `soak_goodput.py`
 
 A soak is one run after the other, of about ten minutes each, with workers, transport and tree drawn
 from the seed. Faults (`soak_faults.py`) are SIGKILL to node, switches and workers, and stalls of a
@@ -44,6 +45,7 @@ from tests import kill
 from tests.kill import TREE, TREE_WORKERS, check_clean
 from tests.processes.jobs import SMALL, Outside, light_digest, plain_digest, text_file
 from tests.soak_faults import draw, strike
+from tests.soak_goodput import goodput
 from tests.soak_samples import Lifetime, Sampler, said_by_processes, slope_of
 
 RUN_MINUTES: Final = 10.0
@@ -122,7 +124,7 @@ class Soak:
             files = FileGrowth(directory)
             struck = strike(cluster, faults, files.note)
             self.violations += files.violations() + struck.violations
-            self.faults += struck.count
+            self.faults += len(struck.hits)
             code = cluster.wait(limit_s=max(600, 120 * minutes))
             lifetimes = sampler.stop()
             if code:
@@ -194,8 +196,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of runs and faults (0)")
     parser.add_argument("--steps", type=int, help="of each run; learned from a short one")
     parser.add_argument("--light", action="store_true", help="workers without torch")
+    parser.add_argument("--goodput", action="store_true", help="count the steps of one run")
     asked = parser.parse_args(arguments)
     every_ns = parse_ns(asked.every, name="--every")
+    if asked.goodput:
+        return goodput(asked.minutes, every_ns, asked.seed)
     without_huge_pages()
     runs = max(1, round(asked.minutes / RUN_MINUTES))
     soak = Soak()

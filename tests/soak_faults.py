@@ -44,8 +44,8 @@ class Fault:
 class Struck:
     """The outcome of all faults."""
 
-    count: int = 0
-    """Faults that happened; the others were due after the end of the run."""
+    hits: list[tuple[Fault, int, int]] = field(default_factory=list)
+    """Faults that happened, with process and time; the others were due after the run's end."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -76,7 +76,7 @@ def strike(cluster: Cluster, faults: Sequence[Fault], say: Callable[[str], None]
             left_s = max(0, due_ns - SYSTEM_CLOCK.now_ns()) / 1e9
             _until(cluster, due_ns, limit_s=left_s + LIMIT_S)
             pid = cluster.wait_for(fault.role, fault.rank, limit_s=LIMIT_S)
-            struck.count += 1
+            struck.hits.append((fault, pid, SYSTEM_CLOCK.now_ns()))
             struck_ns = _hit(cluster, fault, pid)
             cluster.wait_for_steps(decided.count() + STEPS_AFTER, limit_s=LIMIT_S)
             waited_s = (SYSTEM_CLOCK.now_ns() - struck_ns) / 1e9

@@ -24,6 +24,7 @@ What happens is one line each of our output, which the launcher shows.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import sys
@@ -103,6 +104,10 @@ class Agent:
         run: RunDirectory, prefix: str, when: Path | None,
     ) -> None:  # fmt: skip
         self._torch = import_for_children()
+        if self._torch is not None:
+            importlib.import_module(
+                "luwu.join.open"
+            )  # nothing of it looks at torch, or at a script
         while when is not None and not when.exists():
             sleep(_POLL_S)
         self._arguments, self._share = [str(run.path), prefix, *script], share

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
-from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep
+from luwu.base.clock import SYSTEM_CLOCK, new_incarnation, sleep, utc_text
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, ConnectionFailed, refusing
 from luwu.base.events import JOB_OVER
@@ -45,10 +45,21 @@ from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.process import SwitchSpec
 
 POLL_S: Final = 0.05
+SPARE_AFTER_NS: Final = 10 * 10**9
+"""From its start until a role has a spare: short runs need none."""
 
 
 class RoleProcess:
     """One role, over all its starts."""
+
+    child: Child
+    """The process of its latest start."""
+    spare: Child | None = None
+    """Has imported all that it needs, and waits to take over."""
+    is_told = False
+    """The process that runs now has heard that the job is over."""
+    is_for_results = False
+    """It was started again as the job was over, to write its results."""
 
     def __init__(
         self, run: RunDirectory, role: str, spec: Mapping[str, Any], *, run_id: str,
@@ -63,18 +74,10 @@ class RoleProcess:
         self._private_directory = private_directory
         self._disk_before = DiskBytes()
         self._started_ns = 0
-        self.child: Child | None = None
-        self.is_told = False
-        """The process that runs now has heard that the job is over."""
-        self.is_for_results = False
-        """It was started again as the job was over, to write its results."""
 
     def start(self) -> Child:
         """Start it, the first time or again."""
-        self._started_ns, self.is_told = SYSTEM_CLOCK.now_ns(), False
-        environ = role_environ(self._run_id)
-        if self.child is not None:
-            environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
+        if self._started_ns:
             self._disk_before = self.disk
             remove_partial(self._run.path, self.child.pid)
             self._spec["listen"] = self._listens_at
@@ -84,17 +87,33 @@ class RoleProcess:
         ready_file(self._run, self.role).unlink(missing_ok=True)
         self._run.error(self.role).unlink(missing_ok=True)
         with refusing(f"the start-up configuration of the {self.role}"):
-            config = write_role(self._run, self.role, self._spec, self._private_directory)
+            write_role(self._run, self.role, self._spec, self._private_directory)
+        spare, self.spare = self.spare, None
+        if spare is None or spare.poll() is not None:
+            spare = self._new_child()
+        self.child, spare.started = spare, utc_text()
+        self._started_ns, self.is_told = SYSTEM_CLOCK.now_ns(), False
+        with contextlib.suppress(BrokenPipeError):  # it has just ended, which is seen as always
+            spare.send_line("begin")
+        return spare
+
+    def keep_spare(self) -> None:
+        """Have a process at hand that takes over, once this one has run for a while."""
+        if self.spare is None and SYSTEM_CLOCK.now_ns() > self._started_ns + SPARE_AFTER_NS:
+            with contextlib.suppress(ConfigError):  # the run can do without
+                self.spare = self._new_child()
+
+    def _new_child(self) -> Child:
+        """A process that waits for the line with which it begins."""
+        environ = role_environ(self._run_id)
+        if self._started_ns:
+            environ.pop("LUWU_FAILPOINTS", None)  # a place that failed once would fail for ever
         module = [sys.executable, *own_module("switch_emu"), kind_of(self.role)]
-        command = [*module, "--config", str(config)]
-        self.child = Child(
-            self.role, [*command, "--until-eof"], log=self._run.log(self.role), environ=environ
-        )
-        return self.child
+        command = [*module, "--config", str(self._run.role(f"{self.role}.json")), "--until-eof"]
+        return Child(self.role, command, log=self._run.log(self.role), environ=environ)
 
     def tell_over(self) -> None:
         """Tell it that all workers have left: it ends, as it does if it learns of that itself."""
-        assert self.child is not None
         self.is_told = True
         with contextlib.suppress(BrokenPipeError):  # it has just ended
             self.child.send_line("over")
@@ -142,8 +161,7 @@ class RoleProcess:
     @property
     def disk(self) -> DiskBytes:
         """The kernel's count over all its starts."""
-        now = self.child.disk if self.child is not None else DiskBytes()
-        before = self._disk_before
+        before, now = self._disk_before, self.child.disk
         return DiskBytes(before.read + now.read, before.written + now.written)
 
 

@@ -118,7 +118,6 @@ class Supervisor(Closing):
             self._raise_if_stopped()
             for each in self._roles:  # those that listen already may die too
                 self._look_at_role(each, is_starting=True)
-            assert process.child is not None
             if process.child.poll() == 0:  # what failed is started again, now or at the next look
                 raise role_failure(self.run, role, 0, process.error())
 
@@ -221,11 +220,11 @@ class Supervisor(Closing):
     def _look_at_role(self, role: RoleProcess, *, is_starting: bool = False) -> None:
         """Start a role again that died; while roles are starting, no state is lost with one."""
         child = role.child
-        assert child is not None
         code = child.poll()
         if code is None:
             child.note_disk()
-            role.ready()
+            if role.ready() is not None and self._restarts_left and role.is_restartable:
+                role.keep_spare()
             return
         if code == 0 or self._replicas.is_lost(role.role):
             return
@@ -268,7 +267,7 @@ class Supervisor(Closing):
         roles, attendance = self._roles, self._attendance
         if self._over_ns is None and (
             self._are_workers_done
-            or any(each.child is not None and each.child.poll() == 0 for each in roles)
+            or any(each.child.poll() == 0 for each in roles)
             or (dead is not None and any(each.saw_job_over for each in roles))
             or (attendance is not None and attendance.have_left(is_new=dead is not None))
         ):
@@ -321,7 +320,7 @@ class Supervisor(Closing):
     def _raise_role_failure_first(self) -> None:
         """A worker that failed because a role ended for good is not the cause."""
         for role in self._roles:
-            code = role.child.poll() if role.child is not None else None
+            code = role.child.poll()
             is_lost = self._replicas.is_lost(role.role)
             if code is not None and code in FINAL_CODES and not is_lost:
                 raise role_failure(self.run, role.role, code, role.error())
@@ -329,7 +328,7 @@ class Supervisor(Closing):
     def _has_ended(self, role: RoleProcess) -> bool:
         if self._replicas.is_lost(role.role) or role.role in self._finished:
             return True
-        return role.child is not None and role.child.poll() == 0
+        return role.child.poll() == 0
 
     def _raise_if_stopped(self) -> None:
         if self._should_stop():
@@ -341,7 +340,7 @@ class Supervisor(Closing):
         entries = [
             ProcessEntry(role=each.role, rank=0, pid=each.child.pid, started=each.child.started)
             for each in self._roles
-            if each.child is not None and each.child.poll() is None
+            if each.child.poll() is None
         ]
         entries += self._worker_entries()
         if entries == self._written:
@@ -375,14 +374,15 @@ class Supervisor(Closing):
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
-        children = [role.child for role in self._roles if role.child is not None]
+        both = [each for role in self._roles for each in (role.child, role.spare)]
+        children = [each for each in both if each is not None]
         if self._guard is not None:
             children.append(self._guard)
         stop_all(children, patience_s=STOP_PATIENCE_S)
         kill_marked(self.run_id + MARK_SUFFIX)
         kill_marked(self.run_id)
         pids = [record["pid"] for _, record in self._worker_records()]
-        for pid in (*pids, *(role.child.pid for role in self._roles if role.child is not None)):
+        for pid in (*pids, *(child.pid for child in children)):
             remove_partial(self.run.path, pid)  # of one that was killed while it wrote
         self.sampler.close()
         if self._relay is not None:

@@ -111,7 +111,6 @@ class Dialled:
         self._places, self._look = places, look
         self._trouble = ""
         """Why its places could not be looked up, as reported last."""
-        self._pause_ms = hub.timing.reconnect_ms
         self._look_up()
         check_known(self._places)
         self._endpoint = self._places[0]
@@ -173,8 +172,8 @@ class Dialled:
         self._opened_ns, self._failures_count = SYSTEM_CLOCK.now_ns(), 0
         self._socket = new_socket(self._hub.context, zmq.DEALER, timing)
         self._socket.probe_router = 1
-        self._socket.reconnect_ivl = self._pause_ms
-        self._socket.reconnect_ivl_max = timing.reconnect_ms_max
+        self._socket.reconnect_ivl = timing.reconnect_ms
+        self._socket.reconnect_ivl_max = timing.reconnect_ms_max if self._endpoint.is_tcp else 0
         self._socket.connect_timeout = timing.handshake_ms
         prepare_connect(self._socket, self._endpoint, timing, self._hub.security)
         self._monitor = SocketMonitor(self._hub.context, self._socket, _EVENTS)
@@ -191,7 +190,6 @@ class Dialled:
                 self._failures_count += self._is_pausing
             meaning = self._meaning(event)
             if isinstance(meaning, PeerUp):
-                self._pause_ms = self._hub.timing.reconnect_ms
                 self._lane = self._hub.attach(self._peer, Way(self._socket))
             if meaning is not None:
                 self._hub.received.append(meaning)
@@ -233,13 +231,11 @@ class Dialled:
 
     def _seek_elsewhere(self) -> None:
         """An attempt has failed, and libzmq pauses before the next one at this place."""
-        timing = self._hub.timing
         lasted_ns = SYSTEM_CLOCK.now_ns() - self._opened_ns
-        if self._failures_count == 1 and lasted_ns < timing.reconnect_ms_max * 1_000_000:
+        if self._failures_count == 1 and lasted_ns < self._hub.timing.reconnect_ms_max * 1_000_000:
             return
         self._look_up()
         if self._move(1):
-            self._pause_ms = min(2 * self._pause_ms, timing.reconnect_ms_max)
             self._close_socket()
             self._open()
 

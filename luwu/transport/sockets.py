@@ -49,9 +49,10 @@ class ZeroMqTiming:
     """Timeouts of the sockets, in milliseconds, which is libzmq's unit."""
 
     reconnect_ms: int = 50
-    """Pause before the second attempt to connect; it doubles up to the next value."""
+    """Pause before the second attempt to connect; over tcp it doubles up to the next value. A
+    process that was started again is found so soon after it listens."""
 
-    reconnect_ms_max: int = 1_000
+    reconnect_ms_max: int = 200
 
     handshake_ms: int = 5_000
     """A connection that does not follow ZeroMQ's protocol is dropped after this."""

@@ -61,7 +61,7 @@ class Jobs:
         signal.set_wakeup_fd(self._write_fd)
         for number in STOP_SIGNALS:
             signal.signal(number, lambda *_: None)
-        _load(self._role)
+        load(self._role)
         watch(self._end_of_input, on_line=self.do)
         os.read(self._read_fd, 1)
         return self._end()
@@ -109,7 +109,7 @@ class Jobs:
         return 0
 
 
-def _load(role: str) -> None:
+def load(role: str) -> None:
     """Import what a job needs before there is one."""
     if role == "switch":
         import switch_emu.switch.process

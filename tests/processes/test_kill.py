@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import Cluster
-from tests import kill, soak
+from tests import kill, soak, soak_goodput
 from tests.processes.jobs import Outside
 
 
@@ -73,11 +73,20 @@ def test_failpoints_of_switch_and_worker(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # faults one by one are tested elsewhere
 @pytest.mark.feature("long runs under faults")
-def test_a_short_soak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [
+        ("--minutes 0.1 --every 3s --seed 4 --steps 60 --light", r"[1-9]\d* trials, 0 violations"),
+        ("--minutes 0.5 --every 10s --goodput", r"goodput [6-9]\d\.\d %: .* with 3 faults, .*"),
+    ],
+)
+def test_a_short_soak(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: str, verdict: str
+) -> None:
     """I1, I2, I3, I8. Goal: faults happen, and nothing is wrong with what comes of them."""
     monkeypatch.setattr(soak, "COMPUTE_MS", 120.0)  # few steps, and yet time for two faults
-    flags = ["--minutes", "0.1", "--every", "3s", "--seed", "4", "--steps", "60", "--light"]
-    code = soak.main(flags)
+    monkeypatch.setattr(soak_goodput, "CALM_S", 5.0)
+    code = soak.main(flags.split())
     said = capsys.readouterr().out
     assert code == 0, said
-    assert re.fullmatch(r"[1-9]\d* trials, 0 violations", said.splitlines()[-1])
+    assert re.fullmatch(verdict, said.splitlines()[-1])

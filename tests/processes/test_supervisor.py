@@ -16,8 +16,15 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError, WorkerFailed
 from luwu.base.process_memory import private_bytes
 from luwu.base.tree import one_switch
+from luwu.launch import roles
 from luwu.launch.agent import Share
-from luwu.launch.processes.children import ROLE_TUNABLES, Child, is_alive, wait_for_end
+from luwu.launch.processes.children import (
+    ROLE_TUNABLES,
+    Child,
+    is_alive,
+    marked_processes,
+    wait_for_end,
+)
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
@@ -206,16 +213,28 @@ def test_stopping_takes_less_than_two_seconds(run_directory: RunDirectory, tmp_p
 # ---------------------------------------------------------------------- roles
 
 
-def test_a_killed_switch_starts_again_where_it_was(supervisor: Supervisor, tmp_path: Path) -> None:
-    """Goal: the same endpoint, another process, one line said, processes.json rewritten; when no
-    restarts are left, the run ends."""
+@pytest.mark.parametrize("spare", ["none yet", "ready", "dead"])
+def test_a_killed_switch_starts_again_where_it_was(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, spare: str
+) -> None:
+    """Goal: the same endpoint, another process, its spare if there is one, processes.json
+    rewritten; when no restarts are left, there is no spare, and the run ends."""
+    if spare != "none yet":
+        monkeypatch.setattr(roles, "SPARE_AFTER_NS", 0)
     endpoint = add_switch(supervisor)
-    first = poll_until(supervisor, "switch")
-    os.kill(first, signal.SIGKILL)
+    first, [role] = poll_until(supervisor, "switch"), supervisor._roles
+    waiting = 0 if role.spare is None else role.spare.pid
+    assert (waiting == 0) is (spare == "none yet")
+    for pid in (waiting, first) if spare == "dead" else (first,):
+        os.kill(pid, signal.SIGKILL)
+        assert is_soon(lambda pid=pid: not is_alive(pid))
     second = poll_until(supervisor, "switch", but=first)
+    assert (second == waiting) is (spare == "ready")
     ready = supervisor.run.role("switch.ready.json")
     assert is_soon(lambda: supervisor.poll() or ready.exists(), 30)
     assert json.loads(ready.read_text())["endpoint"] == endpoint
+    supervisor.poll()
+    assert role.spare is None
     os.kill(second, signal.SIGKILL)
     with pytest.raises(LuwuError, match="signal SIGKILL; no restarts are left"):
         is_soon(supervisor.poll)
@@ -329,21 +348,21 @@ def test_a_role_that_refuses_its_input_is_not_started_again(supervisor: Supervis
 
 
 def test_a_role_does_not_outlive_whoever_started_it(run_directory: RunDirectory) -> None:
-    """I8. Goal: when the launcher is gone, however it went, the switch ends.
+    """I8. Goal: when the launcher is gone, however it went, the switch ends, and its spare.
     Method: a process that starts a switch and is then killed."""
     program = (
         "import sys; from pathlib import Path; from tests.processes import test_supervisor as t\n"
         "from luwu.launch.processes.run_directory import RunDirectory\n"
         "s = t.Supervisor(RunDirectory(Path(sys.argv[1])), t.Console())\n"
-        "t.add_switch(s)\n"
+        "t.roles.SPARE_AFTER_NS = 0; t.add_switch(s); t.poll_until(s, 'switch')\n"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", program, str(run_directory.path)]
     environ = {**os.environ, "PYTHONPATH": str(SOURCE)}
     child = Child("launcher", command, log=run_directory.log("launcher"), environ=environ)
     assert wait_for_end(child, 30) == -signal.SIGKILL
-    pid = run_directory.read_processes()[0].pid
-    assert is_soon(lambda: not is_alive(pid), 5)
+    assert is_soon(lambda: not marked_processes(f"{run_directory.path.name}-{child.pid}"), 5)
+    assert run_directory.events("switch").read_text().count("clock") == 1  # it did not begin
 
 
 # ---------------------------------------------------------------------- what the kernel counts

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, ConnectionFailed
 from luwu.transport.endpoints import MovableEndpoint, TcpEndpoint, parse_places
 from luwu.transport.interface import PeerUp, Transport
+from luwu.transport.sockets import SocketMonitor, ZeroMqTiming
 from tests.helpers.key_directories import WithKeys
 from tests.helpers.transports import OverZeroMq, tcp_endpoint
 from tests.suites.free_port import free_port
@@ -73,6 +75,29 @@ class TestMoves(OverZeroMq):
         successor.listen(f"tcp://{FIRST}:{port}")
         child, _ = meet(successor, dialler)
         exchange(dialler, successor, child)
+
+    @pytest.mark.parametrize(
+        ("nobody", "ms_max"), [("tcp://127.0.0.1:9", 200), ("ipc:///tmp/nobody", 100)]
+    )
+    def test_a_peer_that_was_away_is_found_soon(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch, nobody: str, ms_max: int
+    ) -> None:
+        """Goal: pauses between attempts stay short. Method: libzmq tells each in milliseconds."""
+        pauses_ms = []
+        read = SocketMonitor.read
+
+        def noted(self: SocketMonitor) -> Iterator[tuple[int, int]]:
+            for event, value in read(self):
+                if event == zmq.EVENT_CONNECT_RETRIED:
+                    pauses_ms.append(value)
+                yield event, value
+
+        monkeypatch.setattr(SocketMonitor, "read", noted)
+        dialler = make(timing=ZeroMqTiming())
+        dialler.dial("parent", nobody)
+        while len(pauses_ms) < 6:
+            dialler.receive(10**9)
+        assert max(pauses_ms) <= ms_max, pauses_ms
 
     def test_a_place_is_looked_up_again(self, make: Make, port: int) -> None:
         """Goal: the peer is found where it is said to be by then, before it was ever up and after;
