@@ -105,9 +105,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self._torch = import_for_children()
         if self._torch is not None:
-            importlib.import_module(
-                "luwu.join.open"
-            )  # nothing of it looks at torch, or at a script
+            importlib.import_module("luwu.join.open")  # looks neither at torch nor at a script
         while when is not None and not when.exists():
             sleep(_POLL_S)
         self._arguments, self._share = [str(run.path), prefix, *script], share

@@ -162,7 +162,7 @@ def _summary(spec: SwitchSpec, shell: SwitchShell) -> dict[str, Any]:
         "schema": 1,
         "name": spec.name,
         "parent": spec.above,
-        "ranks": _ranks_text(spec),
+        "ranks": ranges_text(rank for bits in spec.children for rank in ranks_of(bits)),
         "children_count": len(spec.children),
         "memory_budget_bytes": spec.memory_budget_bytes,
         "network_bytes": shell.network_bytes(),
@@ -171,11 +171,6 @@ def _summary(spec: SwitchSpec, shell: SwitchShell) -> dict[str, Any]:
         "pool": core.counts(),
         "links": link_rows(shell.transport, " or ".join(spec.link_roles), shell.machine.name_of),
     }
-
-
-def _ranks_text(spec: SwitchSpec) -> str:
-    """All ranks below the switch."""
-    return ranges_text(rank for bits in spec.children for rank in ranks_of(bits))
 
 
 def _limits(spec: SwitchSpec) -> SwitchLimits:
