@@ -22,6 +22,7 @@ from pathlib import Path
 
 from luwu.base.errors import STOP_SIGNALS, LuwuError
 from luwu.base.lifeline import watch
+from luwu.base.socket_directory import remove_directory
 from switch_emu.roles.jobs import Jobs, load
 from switch_emu.roles.role import attend, failed, read_document
 from switch_emu.switch.capacity import POOL_SLOTS
@@ -66,8 +67,8 @@ def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
     try:
         return attend(role, document, stopping, over=over)
     finally:
-        if orphaned.is_set():
-            _remove(private_directory)
+        if orphaned.is_set() and private_directory is not None:
+            remove_directory(Path(private_directory))
 
 
 def _end_soon(
@@ -77,13 +78,9 @@ def _end_soon(
     orphaned.set()
     stopping.set()
     threading.Event().wait(ORPHAN_PATIENCE_S)
-    _remove(private_directory)
-    os._exit(1)
-
-
-def _remove(private_directory: str | None) -> None:
     if private_directory is not None:
-        shutil.rmtree(private_directory, ignore_errors=True)
+        shutil.rmtree(private_directory, ignore_errors=True)  # our sockets are open
+    os._exit(1)
 
 
 if __name__ == "__main__":

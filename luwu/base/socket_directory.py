@@ -8,6 +8,7 @@ import shutil
 import socket
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,21 +31,39 @@ def private_directory(
     return Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent))  # mode 0700
 
 
+def shared_endpoint(name: str) -> str:
+    """The endpoint of a socket that processes of this user find by its name."""
+    return f"shm://{_shared(name)}/w"
+
+
 def shared_directory(name: str) -> Path:
-    """The directory of a name that processes of this user find, made if it is not there; `sweep`
-    removes it when nothing answers there, as of a process 0, which there never is.
+    """The directory of that socket, made if it is not there; `sweep` removes it when nothing
+    answers there, as of a process 0, which there never is.
 
     Raises ConfigError if it is another user's.
     """
-    directory = _parent(PARENT_BYTES_MAX) / f"{PREFIX}0-{name}"
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory = _shared(name)
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
     found = directory.stat(follow_symlinks=False)
     if found.st_uid != os.getuid() or found.st_mode & 0o77 or not stat.S_ISDIR(found.st_mode):
         raise ConfigError(
             f"{directory} is not a directory that only this user may enter; remove it, or set "
             "XDG_RUNTIME_DIR"
         )
+    os.utime(directory)  # young, for `sweep`
     return directory
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory of sockets, unless a process listens there, as a later start may."""
+    with suppress(FileNotFoundError):
+        if not any(answers(path) for path in directory.iterdir()):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shared(name: str) -> Path:
+    return _parent(PARENT_BYTES_MAX) / f"{PREFIX}0-{name}"
 
 
 def _parent(bytes_max: int) -> Path:

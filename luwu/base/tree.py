@@ -136,7 +136,8 @@ class Tree:
                 return place
         hosts = " or ".join(ranges_text(place.workers) for place in self.places if place.workers)
         raise ConfigError(
-            f"ranks: {ranges_text(ranks_of(wanted))} asked for, but a host of this job has {hosts}"
+            f"ranks: a host of this job has {hosts}, not {ranges_text(ranks_of(wanted))}; give its "
+            "--ranks to luwu run, or so many --nproc-per-node to torchrun"
         )
 
     def below(self, place: Place) -> tuple[Place, ...]:

@@ -33,7 +33,6 @@ SCRIPT: Final = "script"
 """The argument that begins with a script, or with -m MODULE, and is all that follows."""
 _OF_TORCHRUN: Final = {
     "--nproc-per-node": "--workers",
-    "--nnodes": "--ranks",
     "--max-restarts": "--worker-restarts",
     "--rdzv-endpoint": "--join",
     "--log-dir": "--run-dir",

@@ -99,7 +99,8 @@ def init(resolved: Resolved, workers: int, hosts: int, optimizer_nodes: int) -> 
         allowed[public] = identity
     write_allowed(directory, allowed)
     print(f"{len(wanted)} keys in {directory} (mode 700): node, switch, {joining[0].name} ...")
-    print(f"start   luwu up --keys {directory} --bind tcp://ADDRESS:0")
+    hosts_flag = f" --hosts {hosts}" if hosts > 1 else ""
+    print(f"start   luwu up --keys {directory}{hosts_flag} --bind tcp://ADDRESS:0")
     print(f"copy    {directory}/NAME{SECRET_SUFFIX} to where NAME runs, and nothing else")
     return 0
 

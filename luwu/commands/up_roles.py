@@ -36,7 +36,7 @@ from luwu.base.config import KEYS, Resolved, RunConfig, value_text
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import NODE, Place, Tree, groups_text, ranges_text, tree_of_hosts
-from luwu.join.connection import Connection, file_of, join, write_connection
+from luwu.join.connection import Connection, file_of, join, switch_file, write_connection
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
@@ -123,11 +123,6 @@ class Up:
 def node_file(number: int) -> str:
     """The file with the endpoints of an optimizer node and of those before it."""
     return f"connect-{node_role(number)}.json"
-
-
-def switch_file(name: str) -> str:
-    """The file with the endpoint of a switch, for its children."""
-    return f"connect-{name}.json"
 
 
 def _start_both(up: Up) -> Connection:
@@ -313,6 +308,8 @@ def _start_in_tree(up: Up, name: str) -> None:
         parent = _join_parent(up, directory.connect_file)
         tree = tree_of_hosts(parent.world_size, parent.hosts)
         place = tree.named(name)
+        if place.parent == NODE:
+            raise ConfigError(f"name: {name} is above the switches of hosts; leave --name out")
         files = _files_above(up, [directory.connect_file.name])
     else:
         tree = tree_of(config)

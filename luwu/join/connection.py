@@ -170,6 +170,11 @@ def _url_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
+def switch_file(name: str) -> str:
+    """The file with the endpoint of a switch of a tree, for those below it."""
+    return f"connect-{name}.json"
+
+
 def write_connection(path: Path, connection: Connection) -> None:
     """Write the file, readable by this user only, whole or not at all."""
     document = {"schema": SCHEMA, "protocol": PROTOCOL_VERSION, **document_of(connection)}

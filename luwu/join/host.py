@@ -12,44 +12,27 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
-from luwu.base.socket_directory import shared_directory
-from luwu.base.tree import ranges_text, tree_of_hosts
-from luwu.join.connection import Connection, join
+from luwu.base.socket_directory import shared_endpoint
+from luwu.base.tree import Place, ranges_text, tree_of_hosts
+from luwu.join.connection import Connection, join, switch_file
+from luwu.nic.shell import Nic
 
 RUNS: Final = Path("luwu-runs")
 ENDING_S: Final = 5.0
 """Time for the switch to end once its workers have left."""
 
 
-def connection_of_host(where: str, connection: Connection, rank: int) -> Connection:
-    """The connection to this host's switch; `where`: the file or URL of the job.
-
-    Raises ConfigError if the ranks of this host are not those of one, ConnectionFailed.
-    """
+def place_here(connection: Connection, rank: int) -> Place:
+    """The switch of this host's ranks, by the variables that torchrun sets. Raises ConfigError."""
     local_rank, count = (_number(name, rank) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     tree = tree_of_hosts(connection.world_size, connection.hosts)
-    place = tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
-    run = RUNS / f"{connection.job}-{place.name}"
-    file, timeout_s = str(run / f"connect-{place.name}.json"), connection.connect_timeout_s
-    if local_rank:
-        return join(file, timeout_s=timeout_s, say=lambda text: None)
-    sockets = shared_directory(f"{connection.job}-{place.name}")
-    with tempfile.TemporaryFile() as said:
-        switch = _start(where, connection, place.name, run, f"shm://{sockets}/w", said)
-        try:
-            return join(file, timeout_s=timeout_s, should_stop=lambda: switch.poll() is not None)
-        except Interrupted as error:
-            said.seek(0)
-            text = said.read().decode(errors="replace").strip()
-            ranks = ranges_text(place.workers)
-            raise ConnectionFailed(
-                f"the switch of this host, for ranks {ranks}, did not start:\n{text}"
-            ) from error
+    return tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
 
 
 def _number(name: str, rank: int) -> int:
@@ -62,30 +45,82 @@ def _number(name: str, rank: int) -> int:
     return int(text)
 
 
-def _start(
-    where: str, connection: Connection, name: str, run: Path, listen: str, said: IO[bytes]
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Start the switch under a guard, which ends it with this process; `said`: for what it says,
-    which is in a log of `run` too."""
-    flags = ["--on-worker-loss", connection.on_worker_loss]
-    if connection.on_worker_loss == "drop":
-        flags += ["--drop-after", f"{connection.drop_after_s}s"]
-    if connection.insecure:
-        flags.append("--insecure")
-    guard = ["-m", "luwu.launch.processes.guard", f"{connection.job}-{os.getpid()}"]
-    command = [
-        sys.executable, *guard, sys.executable, "-m", "luwu", "up", "--role", "switch",
-        "--name", name, "--join", where, "--bind", listen, "--run-dir", str(run), *flags,
-    ]  # fmt: skip
-    switch = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
-    )
-    atexit.register(_end, switch)
-    return switch
+class HostSwitch:
+    """The switch of this host, as one of its ranks sees it; the first one starts it."""
 
+    def __init__(self, where: str, connection: Connection, rank: int) -> None:
+        """`where`: the file or URL of the job. Raises ConfigError, ConnectionFailed."""
+        self._place = place_here(connection, rank)
+        self._run = RUNS / f"{connection.job}-{self._place.name}"
+        self._pid, self._process = os.getpid(), None
+        self._nic: Nic | None = None
+        file = self._run / switch_file(self._place.name)
+        if rank == self._place.workers[0]:
+            file.unlink(missing_ok=True)  # of one that was killed
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115  it is read when the switch ends
+            self._process = self._start(where, connection)
+            atexit.register(self._end)
+        try:
+            self.connection = join(
+                str(file), timeout_s=connection.connect_timeout_s, should_stop=self._has_ended,
+                say=lambda text: None,
+            )  # fmt: skip
+            """By which its workers join."""
+        except Interrupted as error:
+            raise self._failed() from error
 
-def _end(switch: subprocess.Popen[bytes]) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        switch.wait(ENDING_S)
-    switch.terminate()
-    switch.wait()
+    def watch(self, nic: Nic) -> None:
+        """End this worker, with the reason, if the switch ends before it has left the job."""
+        self._nic = nic
+        if self._process is not None:
+            threading.Thread(target=self._watch, name="luwu-host", daemon=True).start()
+
+    def _watch(self) -> None:
+        assert self._process is not None
+        assert self._nic is not None
+        self._process.wait()
+        if not self._nic.has_left:
+            self._nic.fail(self._failed())
+
+    def _start(self, where: str, connection: Connection) -> subprocess.Popen[bytes]:
+        """Start it under a guard, which ends it with this process."""
+        name = self._place.name
+        flags = ["--on-worker-loss", connection.on_worker_loss]
+        if connection.on_worker_loss == "drop":
+            flags += ["--drop-after", f"{connection.drop_after_s}s"]
+        if connection.insecure:
+            flags.append("--insecure")
+        guard = ["-m", "luwu.launch.processes.guard", f"{connection.job}-{self._pid}"]
+        command = [
+            sys.executable, *guard, sys.executable, "-m", "luwu", "up", "--role", "switch",
+            "--name", name, "--join", where, "--run-dir", str(self._run),
+            "--bind", shared_endpoint(f"{connection.job}-{name}"), *flags,
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._output
+        )
+        assert process.stdin is not None
+        # The end of this pipe ends the switch; what the script forks must not hold it open.
+        os.register_at_fork(after_in_child=process.stdin.close)
+        return process
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
+
+    def _failed(self) -> ConnectionFailed:
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace").strip()
+        ranks = ranges_text(self._place.workers)
+        return ConnectionFailed(
+            f"the switch of this host, for ranks {ranks}, has ended; its logs are in "
+            f"{self._run.absolute() / 'logs'}\n{text}"
+        )
+
+    def _end(self) -> None:
+        if self._process is None or os.getpid() != self._pid:
+            return
+        if self._nic is not None and self._nic.has_left:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
+        self._process.terminate()
+        self._process.wait()

@@ -10,7 +10,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
 from luwu.base.keys import check_name, worker_name
 from luwu.join.connection import Connection, file_of, followed, join
-from luwu.join.host import connection_of_host
+from luwu.join.host import HostSwitch
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.arena import Access
@@ -44,8 +44,8 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
             f"start luwu up with --workers {world_size}, or that many workers"
         )
     where = os.environ["LUWU_CONNECT"]
-    if connection.hosts > 1:
-        connection = connection_of_host(where, connection, rank)
+    host = HostSwitch(where, connection, rank) if connection.hosts > 1 else None
+    connection = connection if host is None else host.connection
     file = file_of(where)
     endpoint = followed(
         connection.endpoint_of(rank), file, connection.job, lambda found: found.endpoint_of(rank)
@@ -79,6 +79,8 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
         grace_s=connection.grace_s,
         retry=connection.retry,
     )
+    if host is not None:
+        host.watch(nic)
     try:
         nic.connect()
     except BaseException:

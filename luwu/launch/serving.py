@@ -16,7 +16,7 @@ from luwu.base.errors import ConfigError
 from luwu.base.job_spec import JobSpec, shared_fields
 from luwu.base.limits import ARENA_BYTES_MIN
 from luwu.base.quantities import exact_size, format_bytes
-from luwu.base.socket_directory import private_directory
+from luwu.base.socket_directory import private_directory, shared_directory, shared_endpoint
 from luwu.base.tree import (
     NODE,
     SWITCH,
@@ -384,14 +384,18 @@ def add_leaf(
     supervisor: Starter, config: RunConfig, parent: Connection, tree: Tree, place: Place, *,
     files: tuple[str, ...], more_parents: tuple[str, ...] = (),
 ) -> Connection:  # fmt: skip
-    """Start a switch below others, or below the node, on a host of its own; by what those below it
-    join. Workers alone, with no --bind, do so by shared memory, and the switch caches their weights
-    in half of the free memory."""
-    listen, arena_bytes = config.bind or loopback.endpoint(), 0
+    """Start a switch of a tree, on a host of its own; the connection of those below it. Workers
+    alone, with no --bind, connect by shared memory, and the switch caches their weights in half of
+    the free memory."""
+    listen, arena_bytes, name = config.bind or loopback.endpoint(), 0, f"{parent.job}-{place.name}"
     if config.bind is None and not tree.below(place) and can_share():
-        listen = f"{SHARED_SCHEME}{private_directory()}/w"
+        supervisor.private_directory = private_directory()
+        listen = f"{SHARED_SCHEME}{supervisor.private_directory}/w"
+    elif config.bind == shared_endpoint(name):
+        supervisor.private_directory = shared_directory(name)
+    elif listen.startswith(SHARED_SCHEME):
+        raise ConfigError(f"bind: {listen} is none of ours; leave --bind out, or give tcp://")
     if listen.startswith(SHARED_SCHEME):
-        supervisor.private_directory = Path(listen.removeprefix(SHARED_SCHEME)).parent
         if config.switch_memory_budget is None:
             budget = max(BUDGET_AUTO_MAX, free_memory_bytes() // 2)
             config = replace(config, switch_memory_budget=budget)
@@ -434,7 +438,7 @@ def tree_of(config: RunConfig) -> Tree:
 
 
 def _tree_of_hosts(config: RunConfig) -> Tree:
-    for name in ("tree", "no_switch", "workers_max", "link"):
+    for name in ("tree", "no_switch", "workers_max", "link", "fidelity", "slots"):
         if getattr(config, name) != KEYS[name].default:
             raise ConfigError(
                 f"{name}: with --hosts {config.hosts} there is a switch on each host, for ranks of "

@@ -15,7 +15,6 @@ a worker was lost          the run ends with its traceback (exit code 4, or the 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, DeadlineError, Interrupted, StateError
 from luwu.base.foreign import LogFollower
 from luwu.base.json_file import read_json, remove_partial
+from luwu.base.socket_directory import remove_directory
 from luwu.launch.agent import SAYS, Share, own_agent_command
 from luwu.launch.attendance import Attendance
 from luwu.launch.entry import entry_arguments
@@ -391,7 +391,7 @@ class Supervisor(Closing):
             self._write_memory()
             self.run.write_processes([], self._records)
         if self.private_directory is not None:
-            shutil.rmtree(self.private_directory, ignore_errors=True)
+            remove_directory(self.private_directory)
 
 
 def worker_environ(

@@ -379,6 +379,15 @@ class Nic(Closing):
             raise
         return reader
 
+    @property
+    def has_left(self) -> bool:
+        """True if the parent has noted that this worker leaves."""
+        return self._mailbox.has_left
+
+    def fail(self, error: LuwuError) -> None:
+        """End with this error: the training thread raises it."""
+        self._mailbox.fail(error)
+
     def leave(self) -> None:
         """Leave the job and wait until the parent has noted it; may be repeated.
 

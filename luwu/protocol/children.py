@@ -211,7 +211,7 @@ class Members:
             raise RefusedError(
                 f"you serve ranks {ranks_text([hello.contributors])}, expected is one child "
                 f"each for ranks {ranks_text(self.children)}; start the number of workers that "
-                "--workers gives on both sides"
+                "--workers gives on both sides, and copy the whole URL"
             )
         incarnation, text = self._expelled.get(hello.contributors, (-1, ""))
         if hello.incarnation <= incarnation:

@@ -121,7 +121,7 @@ def test_trees_that_need_no_file() -> None:
     assert [place.process for place in tree] == ["switch", "switch-host-0", "switch-host-1"]
     assert tree.children(tree.root) == (0b0011, 0b1100)
     assert tree.leaf_above([3, 2]).name == "host-1"
-    with pytest.raises(ConfigError, match="ranks: 1-2 asked for, but a host of this job"):
+    with pytest.raises(ConfigError, match="a host of this job has 0-1 or 2-3, not 1-2; give"):
         tree.leaf_above([1, 2])
 
 

@@ -251,7 +251,7 @@ def test_help_loads_no_torch(arguments: list[str], tmp_path: Path) -> None:
 @pytest.mark.feature("flags of torchrun")
 @pytest.mark.parametrize(
     ("flag", "ours"), [("nproc-per-node", "workers"), ("nproc_per_node", "workers"),
-                       ("nnodes", "ranks"), ("max-restarts", "worker-restarts")],
+                       ("max-restarts", "worker-restarts")],
 )  # fmt: skip
 def test_a_flag_of_torchrun_is_answered_with_ours(flag: str, ours: str) -> None:
     """Goal: what means the same, and not what is spelt alike."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json, write_json
-from luwu.base.socket_directory import PREFIX, YOUNG_NS, sweep
+from luwu.base.socket_directory import PREFIX, YOUNG_NS, remove_directory, sweep
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 
 
@@ -100,4 +101,11 @@ def test_sockets_of_dead_launchers_are_swept(tmp_path: Path) -> None:
     sweep(tmp_path, young_ns=0)
     assert young.exists()
     assert not restarting.exists()
+    assert alive.exists()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(alive / "w"))
+        listener.listen()
+        for folder in (young, alive):
+            remove_directory(folder)
+    assert not young.exists()
     assert alive.exists()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -95,7 +96,7 @@ TYPED = {
         "ranks: 1-2 asked for, but the job at tcp://127.0.0.1:9 has ranks 0 to 1"
     ),
     f"run --join {URL}&hosts=2 -m workers.train": (
-        "ranks: 0-1 asked for, but a host of this job has 0 or 1"
+        "ranks: a host of this job has 0 or 1, not 0-1; give its --ranks to luwu run"
     ),
     f"run --join {URL} --switch-memory-budget 1GiB -m workers.train": (
         "switch_memory_budget: the job at tcp://127.0.0.1:9 has no switch on this host"
@@ -104,6 +105,12 @@ TYPED = {
     "up --workers 4 --hosts 2": "hosts: the switches of other hosts .* give --bind tcp://ADDRESS",
     "up --hosts 2 --bind tcp://127.0.0.1:0 --no-switch": (
         "no_switch: with --hosts 2 there is a switch on each host"
+    ),
+    f"up --role switch --name host-0 --join {URL}&hosts=2 --bind shm:///tmp/w": (
+        "bind: shm:///tmp/w is none of ours; leave --bind out"
+    ),
+    f"up --role switch --name switch --join {URL}&hosts=2": (
+        "name: switch is above the switches of hosts; leave --name out"
     ),
     "up --role node --hosts 2 --tree tree.toml": "tree: with --hosts 2 there is a switch on each",
     "run --join nowhere --on-worker-loss drop -m workers.train": (
@@ -207,11 +214,14 @@ def test_bad_input_nobody_serves(shell: Terminal) -> None:
     switch stands between the workers and what is not there."""
     script = write_light(shell.directory / "tiny.py")
     join = f"{URL}&hosts=2&connect_timeout_s=2"
+    said = r"the switch above was not reached within \d+ s: .*127\.0\.0\.1:9"
     done = shell.run("run", "--join", join, "--ranks", "0", str(script))
-    refused(
-        shell, done, r"the switch above was not reached within \d+ s: .*127\.0\.0\.1:9", code=3,
-        leaves=(RUNS, "tiny.py"),
-    )  # fmt: skip
+    refused(shell, done, said, code=3, leaves=(RUNS, "tiny.py"))
+    environ = {"LUWU_CONNECT": join, **dict.fromkeys(("RANK", "LOCAL_RANK"), "0")}
+    sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    done = shell.start_program([sys.executable], [str(script)], {**environ, **sizes})
+    assert done.wait() == 1
+    assert re.search(said, done.err)
     done = shell.run("run", "--join", "no/connect.json", "--connect-timeout", "3s", str(script))
     refused(
         shell, done, r"waiting for connect\.json, \d+ s of 3 s",

@@ -20,6 +20,7 @@ import pytest
 from benchmarks.namespaces import CENTRE, Hosts
 from luwu.base.socket_directory import sweep
 from luwu.base.tree import Tree, parse_ranks, read_tree, tree_of_hosts
+from luwu.testing.leftovers import until_empty
 from tests.helpers.local_job import Job, plain_of
 from tests.processes.commands import Command, Terminal
 from tests.processes.sampling_train import check_counted
@@ -172,6 +173,42 @@ def test_each_host_has_a_switch(shell: Terminal) -> None:
     cluster.wait_for_node("ranks 2, 3 are back")
     cluster.make(range(9, STEPS))
     assert cluster.check_end(4) == ["0-3"] * 6 + ["0-1"] * 3 + ["0-3"] * 3
+
+
+FORKS = """
+import os, signal
+from luwu.join.open import open_nic
+open_nic(0, 2)
+if os.fork() == 0:
+    signal.pause()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.feature("trees of switches")
+@pytest.mark.faults(1)
+def test_a_hosts_switch_ends_with_the_rank_that_started_it(shell: Terminal) -> None:
+    """I8. Goal: under another launcher it ends also where what that rank forked lives on; else a
+    switch that is started again finds its place taken. Its directory is removed."""
+    url = "tcp://127.0.0.1:9?job=1&world_size=2&chunk_bytes=16384&hosts=2"
+    environ = dict(zip(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "001", strict=True))
+    program = [sys.executable, "-c", FORKS]
+    rank = shell.start_program(program, [], {**environ, "LUWU_CONNECT": url})
+    assert rank.wait() == -signal.SIGKILL, rank.err
+
+    def others() -> list[str]:
+        found = [pid for pid in shell.processes() if b"open_nic" not in command_line(pid)]
+        return [*map(str, found), *map(str, shell.temporary.iterdir())]
+
+    assert until_empty(others, 10.0) == []
+    (child,) = shell.processes()
+    os.kill(child, signal.SIGKILL)
+
+
+def command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 @pytest.mark.feature("two hosts that start the same rank")
