@@ -127,8 +127,8 @@ def read_secret(directory: Path, name: str) -> OwnKey:
         descriptor = open_file(file, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise ConfigError(
-            f"{directory} has no key {name!r} ({file.name}); make one with luwu keys add {name} "
-            f"--keys {directory}, or say which to use with --key-name",
+            f"{directory} has no key {name!r} ({file.name}); copy it here, make one with luwu keys "
+            f"add {name} --keys {directory}, or say which to use with --key-name",
             code="E210",
         ) from None
     except OSError as exc:

@@ -19,20 +19,13 @@ from typing import Final
 
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.socket_directory import shared_endpoint
-from luwu.base.tree import Place, ranges_text, tree_of_hosts
+from luwu.base.tree import ranges_text, tree_of_hosts
 from luwu.join.connection import Connection, join, switch_file
 from luwu.nic.shell import Nic
 
 RUNS: Final = Path("luwu-runs")
 ENDING_S: Final = 5.0
 """Time for the switch to end once its workers have left."""
-
-
-def place_here(connection: Connection, rank: int) -> Place:
-    """The switch of this host's ranks, by the variables that torchrun sets. Raises ConfigError."""
-    local_rank, count = (_number(name, rank) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    tree = tree_of_hosts(connection.world_size, connection.hosts)
-    return tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
 
 
 def _number(name: str, rank: int) -> int:
@@ -50,12 +43,14 @@ class HostSwitch:
 
     def __init__(self, where: str, connection: Connection, rank: int) -> None:
         """`where`: the file or URL of the job. Raises ConfigError, ConnectionFailed."""
-        self._place = place_here(connection, rank)
+        local_rank, count = (_number(name, rank) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        tree = tree_of_hosts(connection.world_size, connection.hosts)
+        self._place = tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
         self._run = RUNS / f"{connection.job}-{self._place.name}"
         self._pid, self._process = os.getpid(), None
         self._nic: Nic | None = None
         file = self._run / switch_file(self._place.name)
-        if rank == self._place.workers[0]:
+        if local_rank == 0:
             file.unlink(missing_ok=True)  # of one that was killed
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  it is read when the switch ends
             self._process = self._start(where, connection)

@@ -30,6 +30,8 @@ def machines_text(config: RunConfig) -> str:
     """The switches and optimizer nodes of a job: `switch, node`."""
     switches = 0 if config.no_switch else len(tree_of(config))
     found = [_counted(switches, "switch", "switches")] if switches else []
+    if config.hosts > 1:
+        found = [f"a switch here and on each of {config.hosts} hosts"]
     return ", ".join([*found, _counted(config.optimizer_nodes, "node", "nodes")])
 
 
