@@ -147,7 +147,7 @@ class HostRuns:
     def _workers(
         self, arm: str, case: Case, network: Hosts, index: int, folder: Path
     ) -> list[str]:  # fmt: skip
-        """What starts the workers of a host."""
+        """The command that starts the workers of a host."""
         config = self._runs.config(self._job, {
             "dtype": case.dtype, "reshard_after_forward": str(case.reshard).lower(),
         })  # fmt: skip

@@ -13,10 +13,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from luwu.base.errors import ConfigError, StoreFullError, refusal
 from luwu.base.failpoints import failpoint
 from luwu.base.quantities import format_bytes
+
+RUNS_DIRECTORY: Final = Path("luwu-runs")
+"""The directory of all runs without a name of their own."""
 
 
 @contextmanager

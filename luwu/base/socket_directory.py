@@ -56,10 +56,10 @@ def shared_directory(name: str) -> Path:
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory of sockets, unless a process listens there, as a later start may."""
-    with suppress(FileNotFoundError):
-        if not any(answers(path) for path in directory.iterdir()):
-            shutil.rmtree(directory, ignore_errors=True)
+    """Remove a directory of sockets; a shared one only if no later start listens there."""
+    is_shared = directory.name.startswith(f"{PREFIX}0-")
+    if not (is_shared and any(map(answers, directory.glob("*")))):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _shared(name: str) -> Path:

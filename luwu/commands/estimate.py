@@ -10,12 +10,12 @@ from typing import Final
 import click
 
 from luwu.base.config import KEYS, Resolved, RunConfig
+from luwu.base.directories import RUNS_DIRECTORY
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands import form
 from luwu.commands.run import check_script, own_script
 from luwu.launch.network import links_of
-from luwu.launch.processes.run_directory import RUNS_DIRECTORY
 from luwu.launch.serving import decide_sizes, node_plan, state_directory
 
 SCHEMA: Final = 5

@@ -14,16 +14,15 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from luwu.base.directories import RUNS_DIRECTORY
 from luwu.base.errors import ConfigError, ConnectionFailed, Interrupted
 from luwu.base.socket_directory import shared_endpoint
 from luwu.base.tree import ranges_text, tree_of_hosts
 from luwu.join.connection import Connection, join, switch_file
 from luwu.nic.shell import Nic
 
-RUNS: Final = Path("luwu-runs")
 ENDING_S: Final = 5.0
 """Time for the switch to end once its workers have left."""
 
@@ -46,7 +45,7 @@ class HostSwitch:
         local_rank, count = (_number(name, rank) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         tree = tree_of_hosts(connection.world_size, connection.hosts)
         self._place = tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
-        self._run = RUNS / f"{connection.job}-{self._place.name}"
+        self._run = RUNS_DIRECTORY / f"{connection.job}-{self._place.name}"
         self._pid, self._process = os.getpid(), None
         self._nic: Nic | None = None
         file = self._run / switch_file(self._place.name)
@@ -68,14 +67,12 @@ class HostSwitch:
         """End this worker, with the reason, if the switch ends before it has left the job."""
         self._nic = nic
         if self._process is not None:
-            threading.Thread(target=self._watch, name="luwu-host", daemon=True).start()
+            threading.Thread(target=self._watch, args=[self._process, nic], daemon=True).start()
 
-    def _watch(self) -> None:
-        assert self._process is not None
-        assert self._nic is not None
-        self._process.wait()
-        if not self._nic.has_left:
-            self._nic.fail(self._failed())
+    def _watch(self, process: subprocess.Popen[bytes], nic: Nic) -> None:
+        process.wait()
+        if not nic.has_left:
+            nic.fail(self._failed())
 
     def _start(self, where: str, connection: Connection) -> subprocess.Popen[bytes]:
         """Start it under a guard, which ends it with this process."""

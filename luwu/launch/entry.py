@@ -33,7 +33,7 @@ from luwu.launch.processes.run_directory import RUNNING, RunDirectory
 
 
 def entry_arguments(run: RunDirectory, prefix: str, script: Sequence[str]) -> list[str]:
-    """What Python runs as a worker: this module, and the script."""
+    """The arguments of Python for a worker: this module, and the script."""
     return ["-m", "luwu.launch.entry", str(run.path), prefix, *script]
 
 

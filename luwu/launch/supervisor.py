@@ -374,8 +374,7 @@ class Supervisor(Closing):
 
     def close(self) -> None:
         """Stop what still runs, within 2 s, and remove what would be left."""
-        both = [each for role in self._roles for each in (role.child, role.spare)]
-        children = [each for each in both if each is not None]
+        children = [c for role in self._roles for c in (role.child, role.spare) if c is not None]
         if self._guard is not None:
             children.append(self._guard)
         stop_all(children, patience_s=STOP_PATIENCE_S)

@@ -542,7 +542,7 @@ class Nic(Closing):
         now_ns = SYSTEM_CLOCK.now_ns()
         if message.IS_DATA and buffers:
             checked = message if isinstance(message, Weights) and message.checksum else None
-            # In their place there may be others by now, if nobody waits for them.
+            # If no pull waits for them, their place may hold other weights by now.
             if checked and self._core.awaits(checked) and self._altered.has(checked, buffers[0]):
                 delivery.release()
                 self._ask_again(message)

@@ -93,7 +93,7 @@ class Node:
         return memoryview(bytearray(nbytes))
 
     def does(self, action: Any, answer: str) -> tuple[Payload | None, Any]:
-        """What the pipeline reported after an action."""
+        """The reports of the pipeline after an action."""
         self._pipeline.start(action)
         found = None
         while found is None:

@@ -210,8 +210,8 @@ def test_bad_input_port_in_use(shell: Terminal) -> None:
 
 
 def test_bad_input_nobody_serves(shell: Terminal) -> None:
-    """Goal: what is waited for is said, and the wait ends with code 3: for a file, and where a
-    switch stands between the workers and what is not there."""
+    """Goal: a command says what it waits for, and gives up with code 3: for a file, and for the
+    switch above that of its host."""
     script = write_light(shell.directory / "tiny.py")
     join = f"{URL}&hosts=2&connect_timeout_s=2"
     said = r"the switch above was not reached within \d+ s: .*127\.0\.0\.1:9"

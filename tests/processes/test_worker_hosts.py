@@ -20,6 +20,7 @@ import pytest
 from benchmarks.namespaces import CENTRE, Hosts
 from luwu.base.socket_directory import sweep
 from luwu.base.tree import Tree, parse_ranks, read_tree, tree_of_hosts
+from luwu.launch.processes.children import command_of
 from luwu.testing.leftovers import until_empty
 from tests.helpers.local_job import Job, plain_of
 from tests.processes.commands import Command, Terminal
@@ -99,7 +100,12 @@ class Cluster:
             with suppress(ProcessLookupError):  # the end of one may have ended another
                 os.kill(pid, signal.SIGKILL)
         host.process.wait()
-        sweep(self.shell.temporary, young_ns=0)  # as the next start does
+
+        def left() -> list[str]:
+            sweep(self.shell.temporary, young_ns=0)  # as the next start does
+            return [str(path) for path in self.shell.temporary.glob(f"*-{host.process.pid}-*")]
+
+        assert until_empty(left, 5.0) == []
 
     def wait_for_node(self, pattern: str) -> None:
         """Until the node has said so."""
@@ -197,18 +203,12 @@ def test_a_hosts_switch_ends_with_the_rank_that_started_it(shell: Terminal) -> N
     assert rank.wait() == -signal.SIGKILL, rank.err
 
     def others() -> list[str]:
-        found = [pid for pid in shell.processes() if b"open_nic" not in command_line(pid)]
+        found = [pid for pid in shell.processes() if "open_nic" not in command_of(pid)]
         return [*map(str, found), *map(str, shell.temporary.iterdir())]
 
     assert until_empty(others, 10.0) == []
     (child,) = shell.processes()
     os.kill(child, signal.SIGKILL)
-
-
-def command_line(pid: int) -> bytes:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""
 
 
 @pytest.mark.feature("two hosts that start the same rank")

@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import utc_text
+from luwu.base.directories import RUNS_DIRECTORY
 from luwu.base.errors import ConfigError
 from luwu.base.expendable import Expendable
 from luwu.base.json_file import read_json, write_json
 
-RUNS_DIRECTORY: Final = Path("luwu-runs")
 LATEST: Final = "latest"
 
 RUNNING: Final = ".running"
