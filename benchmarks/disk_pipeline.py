@@ -23,6 +23,7 @@ from luwu.wire.stored import WEIGHT
 from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pages import field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import EXTENT_AUTO_BYTES_MAX, NodePlan, default_extent_chunks, plan_node
@@ -132,7 +133,7 @@ class PipelineArm(Closing):
             buffers=Buffers(lambda nbytes: memoryview(bytearray(nbytes))),
         )
         self._pipeline = Pipeline(
-            core, stored, self._description, job=1, kernels=(self._kernel, None),
+            core, stored, self._description, job=1, kernels=Kernels.of(self._description),
             aggregator=make_aggregator(FLOAT32, 1),
             plan=case.plan,
             recorder=Recorder(role="node", printed=None), wake=lambda: self._wake.put(None),

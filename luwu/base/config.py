@@ -139,6 +139,10 @@ class RunConfig:
     durability: str = _choice("step", ("step", "process", "none"), ALL, RECORDS,
         "failures that a decided step survives: power loss, the end of any process, or none",
         roles=NODE)
+    log_steps: int = _key(8, whole(1, 64), "N", ALL, RECORDS,
+        "write each page of a state that fits in RAM once in so many steps, and in the others only "
+        "the sum of its gradients; 1: all pages in every step",
+        roles=NODE)
     run_dir: Path | None = _key(None, path, "DIR", ALL, RECORDS,
         "directory of this run (default: luwu-runs/<time>-<id>)")
     tensorboard: Path | None = _key(None, path, "DIR", RUN, RECORDS,

@@ -11,7 +11,8 @@ from typing import Final
 
 from luwu.base.errors import Interrupted
 from switch_emu.store import DecidedStep, FilePageStore, StoreConfig, aligned_buffer
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import AttachmentFiles
+from switch_emu.store.records import RECORD_KEY
 
 THREADS_COUNT: Final = 4
 
@@ -29,7 +30,7 @@ def making_store(
     with FilePageStore.create(path, config, first_version=record.version) as store:
         store.record_attempt(record.attempt, epoch)
         yield store
-        extra = {name: text for name, text in record.extra.items() if name != RECORD_KEY}
+        extra = record.portable_extra
         if attached:
             with AttachmentFiles(store.path, synced=True, decided=None) as files:
                 for rank, data in attached.items():

@@ -32,8 +32,8 @@ from luwu.wire.description import DIMENSIONS_MAX, Description, parse_description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.stored import torch_hyper
 from switch_emu.store import DecidedStep
-from switch_emu.store.attachments import RECORD_KEY
 from switch_emu.store.manifest import step_of, step_values
+from switch_emu.store.records import RECORD_KEY
 
 FILE: Final = "luwu.json"
 FORMAT: Final = "luwu-export"
@@ -79,7 +79,7 @@ class ExportDocument:
     def to_json(self) -> str:
         """The text of the file."""
         record = self.record
-        extra = {k: text for k, text in record.extra.items() if k != RECORD_KEY}
+        extra = record.portable_extra
         groups, clip = [], None
         if record.hyper:
             hyper = decode_hyper(record.hyper)

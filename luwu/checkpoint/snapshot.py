@@ -21,6 +21,7 @@ from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.copying import making_store, steps_of, write_pages
 from luwu.checkpoint.source import RunningState
 from luwu.layout import Share
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import store_config, store_values
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import read_attachments
@@ -52,6 +53,7 @@ def snapshot_at_rest(
         for number in range(count):
             directory = node_directory(state, number, count)
             stores.append(stack.enter_context(FilePageStore.open(directory, read_only=True)))
+            stores[-1].redo = redo_of(stores[-1].config)
         decided = stores[0].decided
         if decided is None:
             raise ConfigError(

@@ -25,6 +25,7 @@ from luwu.join.connection import Connection
 from luwu.join.open import make_reader
 from luwu.nic.reader import FieldRead, StateReader
 from luwu.wire.description import Description, parse_description
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import read_content
 from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.attachments import read_attachments
@@ -47,6 +48,8 @@ class RestingState(Closing):
         try:
             self.description = description_of(self._store.configs, path)
             self._store.lay_out(self.description.layout)
+            for store in self._store.stores.values():
+                store.redo = redo_of(store.config)
             self._first = self._store.holders[0][0].path
             decided = self._store.decided
             if decided is None:

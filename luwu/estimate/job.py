@@ -119,7 +119,8 @@ def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | Non
         stays=script.stays, may_be_clipped=script.may_be_clipped,
         node=NodeSpec(
             job=1, listen="", summary=Path(), state=state, world_size=config.workers,
-            durability=cast(Durability, config.durability), has_switch=not config.no_switch,
+            durability=cast(Durability, config.durability), log_steps=config.log_steps,
+            has_switch=not config.no_switch,
             memory_budget_bytes=sizes.memory_budget_bytes, chunk_bytes=sizes.chunk_bytes,
             extent_chunks=sizes.extent_chunks, fidelity=config.fidelity,
             slots=config.slots, arena_bytes=int(transport == "shm"),

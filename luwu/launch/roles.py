@@ -268,6 +268,7 @@ def node_spec(
         key_name=key_name or role,
         state=None if state is None else state.absolute(),
         durability=cast("Durability", config.durability),
+        log_steps=config.log_steps,
         memory_budget_bytes=memory_budget_bytes,
         has_switch=not config.no_switch,
         resume=config.resume,

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,10 +30,9 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.tree import ranks_of
-from luwu.layout import SUM_BYTES, Segment, Share
+from luwu.layout import SUM_BYTES, Share
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
-from luwu.wire.norms import clip_factor
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
@@ -49,13 +48,14 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, update_runs
-from switch_emu.node.kernels import UpdateCall, UpdateKernel
+from switch_emu.node.extent_pages import PageGroup
+from switch_emu.node.kernels.interface import Contributions
 from switch_emu.node.kernels.narrow import widen
+from switch_emu.node.page_updates import Cause, Kernels, Pages, PageUpdates, notes_of
 from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import Finished, PinnedVersions
-from switch_emu.node.scratch import Adder, Scratch, record_views
+from switch_emu.node.scratch import Adder, Scratch
 from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import Outgoing, WeightsPlaces
@@ -68,12 +68,9 @@ from switch_emu.store import (
     VersionMissing,
     aligned_buffer,
 )
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import AttachmentFiles
+from switch_emu.store.records import RECORD_KEY
 from switch_emu.store.views import RecordRows
-
-KERNEL_KEY: Final = "kernel"
-"""Key of `DecidedStep.extra`: name and version of the update that made the step."""
-
 
 _Queue = queue.SimpleQueue[Any]
 """Actions of the core; None ends a thread."""
@@ -93,39 +90,25 @@ class Stored:
     """The chunks that the store holds; None: all."""
 
 
-class _Pages(NamedTuple):
-    """Pages that are worked on together."""
-
-    group: PageGroup
-    kind: PageKind
-    counts: UpdateCounts | None
-    """Counts of updates; None for frozen pages, which are never updated."""
-    segments: tuple[Segment, ...]
-    kernel: UpdateKernel
-    shape: tuple[int, ...] | None
-    """Shape of the one parameter of a page that is updated as a whole."""
-
-
 class Pipeline:
     """The threads that work on a node's pages; see the module."""
 
     def __init__(
         self, core: NodeCore, stored: Stored, description: Description, *, job: int,
-        kernels: tuple[UpdateKernel, UpdateKernel | None], aggregator: Aggregator, plan: NodePlan,
-        recorder: Recorder, wake: Callable[[], None],
+        kernels: Kernels, aggregator: Aggregator, plan: NodePlan, recorder: Recorder,
+        wake: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`kernels`: of what is updated element by element, and of parameters as a whole, if there
-        are any; `plan`: says how many threads there are."""
+        """`plan`: says how many threads there are."""
         self._core, self._job = core, job
         self._store, self._attachments = stored.store, stored.attachments
         self._layout = description.layout
         self._share = stored.share or Share(self._layout)
         self._places, self._sent = stored.places, stored.buffers
-        self._kernel, self._whole_kernel = kernels
-        self._whole_turn = threading.Lock()
-        """One page at a time is updated as a whole: the plan has memory for one."""
+        self._kernels, self._kernel = kernels, kernels.made.kernel
+        self._updates_of = PageUpdates(
+            self._store.config, self._share, description.norm_type, kernels, plan.pages_together
+        )
         self._streaming = description.update == "streaming"
-        self._norm_type = description.norm_type
         self._recorder, self._wake = recorder, wake
         self.statistics = Statistics(self._layout)
         """Statistics of the last measured step."""
@@ -134,8 +117,6 @@ class Pipeline:
             statistics=self.statistics, buffers=self._sent,
         )  # fmt: skip
         """Versions that are pinned for readers."""
-        self._pages_together = plan.pages_together
-        self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
@@ -190,9 +171,7 @@ class Pipeline:
     # ---------------------------------------------------------------------- threads
 
     def _serve(self, tasks: _Queue, pages_max: int) -> None:
-        for kernel in (self._kernel, self._whole_kernel):
-            if kernel is not None:
-                kernel.enter_thread()
+        self._kernels.enter_thread()
         scratch = Scratch(self._store.config, pages_max)
         while (action := tasks.get()) is not None:
             try:
@@ -215,7 +194,7 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, scratch: Scratch) -> None:
-        pages = self._pages_of(action.extent)
+        pages = self._updates_of.of(action.extent)
         # In a step that streams, weights that were placed before its verdict are void.
         again = self._streaming and bool(action.norms)
         wire = self._wire(action, action.step + 1, needed=action.publish, again=again)
@@ -246,13 +225,13 @@ class Pipeline:
         self._report(lambda: self._core.written(action))
 
     def _update_pages(
-        self, action: Update, pages: _Pages, wire: Outgoing, scratch: Scratch
+        self, action: Update, pages: Pages, wire: Outgoing, scratch: Scratch
     ) -> tuple[tuple[float, ...], RecordRows]:  # fmt: skip
         """Read pages and update them, in RAM if they are there, else in the thread's memory; the
         squares, and the records, which are still to be written."""
         start_ns = SYSTEM_CLOCK.now_ns()
         group, chunk = pages.group, pages.group.chunks[0]
-        absent, own = group.absent(action.absent), scratch.rows(group.number, group.count)
+        own = scratch.rows(group.number, group.count)
         found = self._store.rows_in_ram(group.number, group.count, action.step)
         read_bytes = 0
         if found is None:
@@ -262,38 +241,22 @@ class Pipeline:
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
-        kernel = pages.kernel
-        old, old_counts = record_views(pages.kind, found, kernel.state_fields)
-        new, new_counts = old, old_counts
-        if target is not found:
-            new, new_counts = record_views(pages.kind, target, kernel.state_fields)
-        hyper, counts = decode_hyper(action.hyper), pages.counts
-        assert counts is not None, "frozen pages are not updated"
-        runs = update_runs(
-            self._layout, pages.segments, hyper, counts.by_segment(old_counts, absent), absent,
-            version=action.step + 1 if old.is_narrow else None,
+        cause = Cause(
+            version=action.step + 1, hyper=decode_hyper(action.hyper), norms=action.norms,
+            divisor=action.divisor, absent=action.absent,
         )  # fmt: skip
-        is_measured = hyper.measure and not action.is_preview
+        is_measured = cause.hyper.measure and not action.is_preview
         pieces = self.statistics.pieces(group) if is_measured else None
-        with (
-            contextlib.nullcontext() if pages.shape is None else self._whole_turn,
-            self._adder.terms(action.contributions, group.elems, group.start) as contributions,
-        ):
-            squares = kernel.update(
-                UpdateCall(
-                    contributions=contributions,
-                    old=old,
-                    new=new,
-                    runs=runs,
-                    divisor=action.divisor,
-                    scale=clip_factor(hyper.all_clips(self._norm_type), action.norms),
-                    wire=group.part_of(wire.target),
-                    measure=self._streaming,
-                    pieces=pieces,
-                    shape=pages.shape,
-                )
-            )
-        counts.count(old_counts, absent, new_counts)
+        pages_wanted = () if action.is_preview else self._wanting_sums(group)
+        with self._adder.terms(
+            action.contributions, group.elems, group.start, as_one=bool(pages_wanted)
+        ) as terms:
+            for index in pages_wanted:
+                self._log_sum(action, pages, cause, index, terms)
+            squares = self._updates_of.apply(
+                pages, cause, terms, found, target, wire=group.part_of(wire.target),
+                measure=self._streaming, pieces=pieces,
+            )  # fmt: skip
         if pieces is not None:
             self.statistics.add(action, group, pieces)
         self._span(
@@ -301,6 +264,24 @@ class Pipeline:
             bytes=group.elems * SUM_BYTES,
         )  # fmt: skip
         return squares, target
+
+    def _wanting_sums(self, group: PageGroup) -> Sequence[int]:
+        """The pages of a group, from 0 on, whose store wants their sums."""
+        return [
+            index for index in range(group.count) if self._store.wants_sum(group.number + index)
+        ]
+
+    def _log_sum(
+        self, action: Update, pages: Pages, cause: Cause, index: int, terms: Contributions
+    ) -> None:
+        """Keep the sum of a page."""
+        ((data, dtype),) = terms
+        size = len(data) // pages.group.count
+        with contextlib.suppress(StaleAttempt):  # the attempt was given up; the core knows
+            self._store.log_sum(
+                pages.group.number + index, cause.version, action.attempt,
+                data[index * size : (index + 1) * size], dtype, notes_of(pages, cause)[index],
+            )  # fmt: skip
 
     def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
@@ -323,34 +304,6 @@ class Pipeline:
         except StaleAttempt:
             return None  # `write_rows` raises it again
 
-    def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
-        found = self._pages.get(extent)
-        if found is None:
-            groups = extent_pages(self._share, extent, self._alike, self._pages_together)
-            found = self._pages[extent] = tuple(map(self._pages_in, groups))
-        return found
-
-    def _alike(self, chunk: int) -> object:
-        """Equal for chunks whose pages may be worked on together."""
-        if self._layout.chunks[chunk].form.whole:
-            return "whole", chunk
-        return self._store.config.kind(self._share.page(chunk)).record_bytes
-
-    def _pages_in(self, group: PageGroup) -> _Pages:
-        kinds = [self._store.config.kind(group.number + index) for index in range(group.count)]
-        fields = [field for kind in kinds for field in kind.fields if field.name == UPDATES]
-        counts = None
-        if fields:
-            width = (kinds[0].record_bytes - kinds[0].range(UPDATES)[0]) // 8
-            counts = UpdateCounts(self._layout, group, [field.elems for field in fields], width)
-        segments = tuple(segment for page in group.segments for segment in page)
-        kernel, shape = self._kernel, None
-        if self._layout.chunks[group.chunks[0]].form.whole:
-            assert self._whole_kernel is not None
-            kernel = self._whole_kernel
-            shape = self._layout.parameters[segments[0].parameter].shape
-        return _Pages(group, kinds[0], counts, segments, kernel, shape)
-
     def _wire(
         self, action: Update | ReadWeights, step: int, *, needed: bool, again: bool = False
     ) -> Outgoing:
@@ -371,7 +324,7 @@ class Pipeline:
         memory, payload = self._sums.take(self._layout.extents[action.extent].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
         squares: dict[float, tuple[float, ...]] = {}
-        for pages in self._pages_of(action.extent):
+        for pages in self._updates_of.of(action.extent):
             part = pages.group.part(memory, "float32")
             for norm_type, of_pages in self._fold_pages(action, pages.group, part).items():
                 squares[norm_type] = squares.get(norm_type, ()) + of_pages
@@ -430,7 +383,7 @@ class Pipeline:
     def _read_version(
         self, action: ReadWeights, version: int, scratch: Scratch
     ) -> tuple[Payload | None, int]:  # fmt: skip
-        pages, places = self._pages_of(action.extent), self._places
+        pages, places = self._updates_of.of(action.extent), self._places
         if places is not None and places.keeps_masters(action.extent):
             for each in pages:
                 self._store.rows_in_ram(each.group.number, each.group.count, version)
@@ -446,7 +399,7 @@ class Pipeline:
         return wire.written(), wire.in_place
 
     def _copy_weights(
-        self, pages: _Pages, version: int, wire: Outgoing, scratch: Scratch
+        self, pages: Pages, version: int, wire: Outgoing, scratch: Scratch
     ) -> None:  # fmt: skip
         group = pages.group
         target = group.part_of(wire.target)
@@ -556,7 +509,7 @@ class Pipeline:
 
     def _prepare(self, action: Prepare, _: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
+        extra = dict(self._kernels.said())
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._attachments.seal(action.version, action.kept_attempt)
         self._store.prepare(

@@ -26,7 +26,7 @@ from switch_emu.node.pages import read_content
 from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, VersionAttachments
+from switch_emu.store.attachments import AttachmentFiles, VersionAttachments
 
 Finished = Callable[[], Sequence[Any]]
 """Called by the shell's loop: passes an event to the core, returns its actions."""
@@ -74,7 +74,7 @@ class PinnedVersions:
             applied=step.applied,
             grad_norm=step.norms[0] if step.norms else None,
             attempt=step.attempt,
-            extra={key: text for key, text in step.extra.items() if key != RECORD_KEY},
+            extra=step.portable_extra,
             attached=attached.sizes,
             measured_step=None if measured is None else measured.step,
         )

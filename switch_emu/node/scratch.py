@@ -92,11 +92,12 @@ class Adder:
 
     @contextmanager
     def terms(
-        self, contributions: Sequence[Contribution], elems: int, start: int = 0
-    ) -> Iterator[Sequence[tuple[memoryview, str]]]:
+        self, contributions: Sequence[Contribution], elems: int, start: int = 0, *,
+        as_one: bool = False,
+    ) -> Iterator[Sequence[tuple[memoryview, str]]]:  # fmt: skip
         """What the kernel adds to so many elements from `start` on, in order; encoded ones whole.
 
-        A sum among others is made first: the order counts.
+        A sum among others is made first: the order counts. `as_one`: all are added up here.
         """
         terms = nested(contributions, self._groups)
         if contributions[0].dtype == ENCODED:
@@ -108,9 +109,12 @@ class Adder:
                 yield [(total.view(np.uint8).data, "float32")]
             return
         if len(contributions) == 1:
-            yield terms_of(_payload(contributions[0]), contributions[0].dtype, start, start + elems)
-            return
-        is_flat = len(terms) == len(contributions)
+            one = _payload(contributions[0]), contributions[0].dtype
+            found = terms_of(*one, start, start + elems)
+            if not as_one or len(found) == 1:
+                yield found
+                return
+        is_flat = not as_one and len(terms) == len(contributions)
         if is_flat and sum(DTYPES[said.dtype].nbytes for said in contributions) <= SUM_BYTES:
             yield [(_part(said, start, elems), said.dtype) for said in contributions]
             return

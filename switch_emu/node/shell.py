@@ -24,7 +24,6 @@ from luwu.protocol.epoch import Epoch
 from luwu.transport.interface import Transport
 from luwu.wire.description import Description, parse_description
 from luwu.wire.messages import Push, Weights
-from luwu.wire.stored import kept_fields
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import (
     BeginFilling,
@@ -44,7 +43,7 @@ from switch_emu.node.core.actions import (
     Unpin,
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
-from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
+from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.storage import NodeStorage
@@ -103,11 +102,7 @@ class NodeShell(Loop):
         self.store = store
         self.description = parse_description(store.config.description, self._plan.extent_chunks)
         job = self.description
-        made = make_kernel(job.optimizer, job.state_fields, cache=None)
-        whole = None
-        if any(chunk.form.whole for chunk in job.layout.chunks):
-            kept = kept_fields(job.optimizer, job.state_fields, whole=True)
-            whole = make_whole_kernel(job.optimizer, kept)
+        kernels = Kernels.of(job)
         self._places = self._storage.make_places(self.description)
         self._attachments = self._storage.make_attachments(store.decided)
         self._pipeline = Pipeline(
@@ -121,7 +116,7 @@ class NodeShell(Loop):
             ),
             self.description,
             job=self._job,
-            kernels=(made.kernel, whole),
+            kernels=kernels,
             aggregator=make_aggregator(self.description.aggregate, self.core.world_size),
             plan=self._plan,
             recorder=self.recorder,
@@ -134,8 +129,8 @@ class NodeShell(Loop):
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
             version=None if store.decided is None else store.decided.version,
-            pages=store.config.page_count, kernel=made.kernel.name,
-            kernel_version=made.kernel.version, kernel_reason=made.reason,
+            pages=store.config.page_count, kernel=kernels.made.kernel.name,
+            kernel_version=kernels.made.kernel.version, kernel_reason=kernels.made.reason,
             weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
         for note in store.notes:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from luwu.aggregate import Aggregator, make_aggregator
-from luwu.base.errors import ConfigError
+from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.quantities import format_bytes
 from luwu.layout import Extent, Share
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
+from switch_emu.node.page_updates import note_bytes, redo_of
 from switch_emu.node.pages import node_layout_hash, store_config
 from switch_emu.node.plan import NodePlan, budget_for_pages, whole_bytes
 from switch_emu.node.spec import NodeSpec
@@ -26,7 +27,9 @@ from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.directory import CONFIG_NAME, Claim
+from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.spill import SpillFile
+from switch_emu.store.sums import SumShape
 
 _TWO_SIDES = "two sides of the state take"
 
@@ -62,12 +65,10 @@ class NodeStorage:
             return None
         store = FilePageStore.open(spec.state, durability=spec.durability)
         try:
-            description = self._check(store)
-            resident_bytes = bytes_for_pages(spec, self._plan, description)
-        except ConfigError:
+            return self._in_front(store, self._check(store))
+        except LuwuError:
             store.close()
             raise
-        return self._tiered(store, resident_bytes)
 
     def _check(self, store: FilePageStore) -> Description:
         """The description of an open store. Raises ConfigError if it does not fit the job."""
@@ -119,11 +120,16 @@ class NodeStorage:
             check_fits_in_ram(spec, self._plan, description)
             apart = self._weights_apart(description)
             return MemoryPageStore(config, in_place=is_in_place(description), weights=apart)
-        resident_bytes = bytes_for_pages(spec, self._plan, description)
+        if not log_slots(spec, self._plan, description):
+            bytes_for_pages(spec, self._plan, description)  # raises before there is a directory
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
         )
-        return self._tiered(store, resident_bytes)
+        try:
+            return self._in_front(store, description)
+        except LuwuError:
+            store.close()
+            raise
 
     def make_spill(self, description: Description) -> SpillFile:
         """Make the file for gradients that do not fit in RAM."""
@@ -147,7 +153,9 @@ class NodeStorage:
         """The places for weights that are read in place; None if copies are sent."""
         nbytes = bytes_in_place(self._spec, self._plan, description)
         if nbytes and self._places is None:
-            masters = {extent.index for extent in _extents_apart(self._spec, description)}
+            masters = {
+                extent.index for extent in _extents_apart(self._spec, self._plan, description)
+            }
             memory, count = self._reserve(nbytes), _places_count(description)
             self._places = WeightsPlaces(description.layout, memory, count, masters)
         return self._places
@@ -158,7 +166,7 @@ class NodeStorage:
         found: dict[int, memoryview] = {}
         if places is None:
             return found
-        for extent in _extents_apart(self._spec, description):
+        for extent in _extents_apart(self._spec, self._plan, description):
             memory = places.memory(extent.index)
             for chunk in extent.chunks:
                 found[chunk] = memory
@@ -169,14 +177,48 @@ class NodeStorage:
         """Memory for pages that a state in place has no use for: it is for sums, beside the plan's,
         as all sums of a step wait for its end."""
         spec, plan = self._spec, self._plan
-        if spec.state is not None or not is_in_place(description):
+        if not is_in_ram(spec, plan, description) or not is_in_place(description):
             return 0
         taken = bytes_in_place(spec, plan, description) + bytes_of_records(spec, plan, description)
         return max(0, plan.resident_bytes - taken - whole_bytes(description.layout))
 
-    def _tiered(self, store: PageStore, resident_bytes: int) -> PageStore:
-        rate = self._spec.disk_bytes_per_s
-        return TieredPageStore(store, resident_bytes, disk_bytes_per_s=rate)
+    def _in_front(self, file: FilePageStore, description: Description) -> PageStore:
+        """The store that the job works with: all pages in RAM and a log, or as many as fit.
+
+        Raises StoreFullError if the log has no space, StateError if it cannot be redone.
+        """
+        spec, config = self._spec, file.config
+        file.redo = redo_of(config)
+        if spec.optimizer_nodes == 1 and file.prepared is not None:
+            file.decide(file.prepared.version, file.prepared.attempt)
+        slots_count = log_slots(spec, self._plan, description)
+        if not slots_count:
+            file.keep_log(None)
+            resident_bytes = bytes_for_pages(spec, self._plan, description)
+            rate = self._spec.disk_bytes_per_s
+            return TieredPageStore(file, resident_bytes, disk_bytes_per_s=rate)
+        file.keep_log(SumShape(config, slots_count, note_bytes(description.layout)))
+        apart = self._weights_apart(description)
+        ram = MemoryPageStore(
+            config, in_place=is_in_place(description), weights=apart, pins=file.path
+        )
+        return LoggedPageStore(file, ram)
+
+
+def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """Slots of the log of a state in a directory: of a node that is alone, and has room for all
+    pages; 0: it has none."""
+    is_alone = description.layout.optimizer_nodes == 1 and spec.disk_bytes_per_s is None
+    if spec.state is None or spec.log_steps == 1 or not is_alone:
+        return 0
+    shape = SumShape(store_config(description), spec.log_steps, note_bytes(description.layout))
+    needed = bytes_in_ram(description) + whole_bytes(description.layout) + shape.memory_bytes
+    return spec.log_steps if needed <= plan.resident_bytes else 0
+
+
+def is_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> bool:
+    """True if all pages are in RAM and written there: without a directory, or beside a log."""
+    return spec.state is None or log_slots(spec, plan, description) > 0
 
 
 def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
@@ -198,9 +240,9 @@ def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> 
     if spec.optimizer_nodes > 1:
         return 0  # a unit's chunks would not be adjacent
     in_ram_bytes = 0
-    if spec.state is None:
+    if is_in_ram(spec, plan, description):
         in_ram_bytes = bytes_in_ram(description) + whole_bytes(description.layout)
-        in_ram_bytes -= _bytes_apart(spec, description)
+        in_ram_bytes -= _bytes_apart(spec, plan, description)
     wanted_bytes = places_bytes(description.layout, _places_count(description))
     wanted_bytes = wanted_bytes if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
@@ -226,13 +268,13 @@ def bytes_in_ram(description: Description, number: int = 0, replicas: int = 1) -
 def bytes_of_records(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
     """The same at a single node, but for masters that lie in the places of their weights."""
     has_places = bytes_in_place(spec, plan, description) > 0
-    return bytes_in_ram(description) - has_places * _bytes_apart(spec, description)
+    return bytes_in_ram(description) - has_places * _bytes_apart(spec, plan, description)
 
 
-def _extents_apart(spec: NodeSpec, description: Description) -> list[Extent]:
+def _extents_apart(spec: NodeSpec, plan: NodePlan, description: Description) -> list[Extent]:
     """The extents whose masters lie in the places of their weights, if there are places."""
     layout = description.layout
-    if spec.state is not None or not is_in_place(description):
+    if not is_in_ram(spec, plan, description) or not is_in_place(description):
         return []
     return [
         extent
@@ -243,8 +285,8 @@ def _extents_apart(spec: NodeSpec, description: Description) -> list[Extent]:
     ]
 
 
-def _bytes_apart(spec: NodeSpec, description: Description) -> int:
-    return sum(extent.wire_bytes for extent in _extents_apart(spec, description))
+def _bytes_apart(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    return sum(extent.wire_bytes for extent in _extents_apart(spec, plan, description))
 
 
 def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:

@@ -32,10 +32,7 @@ from luwu.base.errors import PageCorruptError, StateError, refusing
 from luwu.base.foreign import natural, open_file, parse_json, plain_text, read_file, taking
 from luwu.base.limits import PAYLOAD_BYTES_MAX
 from luwu.base.quantities import decimal
-from switch_emu.store.records import DecidedStep
-
-RECORD_KEY = "kept"
-"""Key in `DecidedStep.extra`."""
+from switch_emu.store.records import RECORD_KEY, DecidedStep
 
 _PREFIX, _SUFFIX = "kept-", ".dat"
 _DIGEST_BYTES = 32

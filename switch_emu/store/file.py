@@ -1,16 +1,21 @@
-"""A page store in a directory: two sides, no log, nothing to replay after a crash.
+"""A page store in a directory: two sides and, for a state that lies in RAM, a log of sums.
 
 Writes, in order (invariants: `interface.py`; formats: `geometry.py`, `manifest.py`, `ring.py`,
-`directory.py`):
+`directory.py`, `sums.py`):
 
     write     body of the page -> the side that is not current
-    prepare   flush the sides written | manifest twice, superblock "prepared" twice | flush
+    log       sum of the page -> its place in the log
+    prepare   header of the log | flush the sides written, and the log | manifest twice,
+              superblock "prepared" twice | flush
     decide    superblock "decided" twice | flush
     abort     if the step was prepared: superblock without it, twice | flush
     filling   superblock without versions, twice | flush; then bodies alone, until none is missing
+    settle    bodies of pages that have sums in the log | flush | manifest of the decided version,
+              at the other place, superblock, twice | flush
 
-So a step costs three flushes, and opening reads one manifest, however large the store. A crash in
-the middle of a line affects only the other side, the other manifest or the other pair of the ring.
+So a step costs three flushes, four with a log, and opening reads one manifest, however large the
+store. A crash in the middle of a line affects only the other side, the other manifest, the other
+pair of the ring, or what no version needs of the log.
 Opening rewrites the superblock and flushes everything, since data that a killed process left in the
 page cache is readable but not durable.
 
@@ -28,11 +33,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import xxhash
 
 from luwu.base.errors import ConfigError, PageCorruptError, StateError, refusal, refusing
@@ -44,6 +50,7 @@ from switch_emu.store.direct_io import (
     BlockFile,
     DirectIo,
     IoCounter,
+    aligned_buffer,
     probe_direct_io,
 )
 from switch_emu.store.directory import (
@@ -67,8 +74,9 @@ from switch_emu.store.manifest import (
     read_manifest,
     repair_manifest,
 )
-from switch_emu.store.records import Buffer, DecidedStep, Durability
+from switch_emu.store.records import SUMS_KEY, Buffer, DecidedStep, Durability
 from switch_emu.store.ring import RecordRing
+from switch_emu.store.sums import SUMS_NAME, LoggedStep, Redo, SumLog, SumShape, has_log, make_log
 from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
 from switch_emu.store.views import RecordRows, check_rows, one_record, write_view
 
@@ -86,6 +94,9 @@ class FilePageStore(PageStore):
 
     last_durability: Durability | None
     """Durability at the last opening; None: never opened, or by an early version."""
+
+    redo: Redo | None = None
+    """Makes updates again whose sums are in the log; without it their pages cannot be read."""
 
     @classmethod
     def create(
@@ -153,6 +164,19 @@ class FilePageStore(PageStore):
             self._files.append(file)
         self._sides = self._files[:2]
         self._meta, self._lock = self._files[2:]
+        self._synced = synced
+        self._sums: SumLog | None = None
+        if has_log(self.path):
+            self._open_log()
+
+    def _open_log(self) -> None:
+        path = self.path / SUMS_NAME
+        file = BlockFile(
+            path, self.direct, self._data_io, synced=self._synced, read_only=self._read_only
+        )
+        self._files.append(file)
+        with taking(path, PageCorruptError):
+            self._sums = SumLog(file, self.config)
 
     def _recover(self, first_version: int) -> None:
         """Find the decided version, and make it durable."""
@@ -186,6 +210,8 @@ class FilePageStore(PageStore):
             else:
                 prepared = (step, new_table)
                 notes += self._repaired(self._prepared_ref, damaged)
+        for step in [decided, *(prepared or ())[:1]]:
+            self._check_log(step)
         self.generation, attempt, epoch = counts_of(counters)
         self._steps = StepState(
             table, attempt=attempt, epoch=epoch, decided=decided, prepared=prepared,
@@ -198,10 +224,23 @@ class FilePageStore(PageStore):
         failpoint("store.open.before_flush")
         for side in self._sides:
             side.flush()
+        if self._sums is not None:
+            self._sums.flush()
         for _ in range(2 if notes else 1):  # the second time into the other pair of the ring
             self._write_superblock()
             self._write_counters(self._steps.attempt)
         failpoint("store.open.after_flush")
+
+    def _check_log(self, step: DecidedStep | None) -> None:
+        """Raises StateError unless the log has what this version needs of it."""
+        if step is None or SUMS_KEY not in step.extra:
+            return
+        if self._sums is None:
+            raise StateError(
+                f"{self.path / SUMS_NAME} is missing, and version {step.version} needs it: pages "
+                "alone are some steps older. Put it back, or restore the store from a checkpoint."
+            )
+        self._sums.chain(step)
 
     def _repaired(self, ref: ManifestRef, damaged: tuple[int, ...]) -> list[str]:
         if self._read_only:
@@ -220,7 +259,8 @@ class FilePageStore(PageStore):
     @property
     def disk_bytes(self) -> int:
         """Bytes of all files, all allocated when the store was made."""
-        return store_disk_bytes(self.config)
+        log = 0 if self._sums is None else self._sums.shape.file_bytes
+        return store_disk_bytes(self.config) + log
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         self._check_writable()
@@ -253,6 +293,24 @@ class FilePageStore(PageStore):
             if digests != entry.digests:
                 for index, (start, stop) in enumerate(self.config.kind(page).parts):
                     self._verify(page, entry, index, record[start:stop])
+        for page, record in enumerate(records, first):
+            for logged in self.lacking(page, version):
+                assert self._sums is not None
+                if self.redo is None:
+                    raise StateError(
+                        f"page {page} of {self.path}: its last updates are sums in {SUMS_NAME}, "
+                        "which are not made again here; start the job once with --resume"
+                    )
+                self._sums.redo(logged, page, record, self.redo)
+
+    def lacking(self, page: int, version: int) -> list[LoggedStep]:
+        """The steps whose updates the record on its side lacks, the oldest first."""
+        step = self._steps.step_of(version)
+        if self._sums is None or step is None:
+            return []
+        base = self._steps.entry_to_read(page, version).version
+        chain = self._sums.chain(step)
+        return [each for each in chain if each.step.version > base and each.rows["dtype"][page]]
 
     def _requests(self, first: int, sides: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(side, start, stop) of pages, counted from `first` on, that one request can transfer."""
@@ -278,6 +336,11 @@ class FilePageStore(PageStore):
         view = write_view(into, kind.fields[index].field_bytes, f"page {page}, field {field_name}")
         entry = self._steps.entry_to_read(page, version)
         start, stop = kind.parts[index]
+        if self.lacking(page, version):
+            record = aligned_buffer(kind.record_bytes)
+            self.read(page, version, record)
+            view[:] = record[start : start + len(view)]
+            return
         # Only short fields have a gap behind them.
         part = view if len(view) == stop - start else memoryview(bytearray(stop - start))
         self._read_range(page, entry, start, part)
@@ -333,38 +396,158 @@ class FilePageStore(PageStore):
         (entry,) = self._write_rows(page, [self._steps.entry_to_fill(page)], rows)
         self._steps.note_filled(page, entry)
 
+    # ---------------------------------------------------------------------- the log of sums
+
+    def keep_log(self, shape: SumShape | None) -> None:
+        """Have a log of this shape from now on, or none; another that is there is settled first.
+
+        Raises StoreFullError.
+        """
+        self._check_writable()
+        if self._sums is not None and shape is not None and shape.is_like(self._sums.shape):
+            return
+        if self._sums is not None:
+            decided = self._steps.decided
+            version = 0 if decided is None else decided.version
+            self.settle(lambda page, record: self.read(page, version, record))
+            self._files.pop().close()
+            self._sums = None
+            with self._stop_on_error(f"removing {SUMS_NAME}"):
+                (self.path / SUMS_NAME).unlink()
+        if shape is not None:
+            with refusing(f"{self.path / SUMS_NAME} could not be made"):
+                make_log(self.path, self.config, shape)
+                self._open_log()
+
+    @property
+    def is_running(self) -> bool:
+        """True if it accepts calls: nothing has failed."""
+        return self._stopped is None
+
+    def wants_sum(self, page: int) -> bool:
+        if self._sums is None or self._steps.decided is None:
+            return False
+        return self._sums.shape.has_place(page) and not self.has_turn(page)
+
+    @property
+    def sums_written(self) -> np.ndarray:
+        """True for each page that has a sum in the version being made: bool [pages]."""
+        none = np.zeros(self.config.page_count, bool)
+        return none if self._sums is None else self._sums.pages
+
+    def has_turn(self, page: int) -> bool:
+        """True if a page is written whole in the version being made, and has no sum."""
+        return self._sums is not None and self._sums.shape.turns[page] == self._slot
+
+    @property
+    def _slot(self) -> int:
+        """The slot of the log that the version being made goes to."""
+        assert self._sums is not None
+        assert self._steps.decided is not None
+        return self._sums.slot_after(self._steps.decided)
+
+    def log_sum(
+        self, page: int, version: int, attempt: int, data: memoryview, dtype: str, note: bytes
+    ) -> None:  # fmt: skip
+        """Keep the sum that a page is updated with, instead of the page: P9."""
+        self._check_writable()
+        self._steps.check_making(f"page {page}", version, attempt)
+        assert self._sums is not None
+        with self._stop_on_error(f"writing the sum of page {page} to {SUMS_NAME}"):
+            failpoint("store.before_page_write")
+            self._sums.write(self._slot, page, data, dtype, note)
+
+    def _check_whole(self, pages: range, version: int) -> None:
+        """Raises StateError if the log has sums of these pages."""
+        lacking = [page for page in pages if self.lacking(page, version)]
+        if lacking:
+            raise StateError(f"page {lacking[0]} of {self.path} has sums in {SUMS_NAME}")
+
+    def settle(self, read: Callable[[int, memoryview], None]) -> int:
+        """Write all pages whole that have sums in the log: nothing is made again at the next start.
+
+        `read` fills memory with the record of a page, as it is decided. The count of these pages.
+        """
+        self._check_writable()
+        decided = self._steps.decided
+        if decided is None or SUMS_KEY not in decided.extra or self._steps.prepared is not None:
+            return 0
+        version, entries = decided.version, {}
+        for page in range(self.config.page_count):
+            if self.lacking(page, version):
+                side = 1 - self._steps.entry_to_read(page, version).side
+                rows = one_record(aligned_buffer(self.config.kind(page).record_bytes))
+                read(page, rows.memory)
+                bare = PageEntry(side, version, decided.attempt)
+                (entries[page],) = self._write_rows(page, [bare], rows)
+        extra = {key: text for key, text in decided.extra.items() if key != SUMS_KEY}
+        step = replace(decided, extra=extra)
+        table = self._steps.table_changed(entries)
+        with self._stop_on_error(f"settling version {version}"):
+            self._decided_ref = self._write_manifest(step, table)
+            self._write_superblock()
+        self._steps.note_settled(step, table)
+        return len(entries)
+
     def digest(self, pages: range, version: int) -> bytes:
+        self._check_whole(pages, version)
         return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""
         self._check_running()
+        if self._steps.decided is not None:
+            self._check_whole(range(self.config.page_count), self._steps.decided.version)
         return self._steps.pin(self.config, self.path, self._read_range, self._verify)
 
     def prepare(self, step: DecidedStep) -> None:
         """Flush the pages, write the manifest and the superblock, flush."""
         self._check_writable()
         table = self._steps.table_to_prepare(step)
+        step = self._logged(step)
         if not self._steps.is_filled:  # P7: nothing of it is to be found after a crash
             self._steps.note_prepared(step, table)
             return
-        place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
-        ref, manifest = encode_manifest(step, table, store_uuid=self.config.store_uuid, place=place)
         with self._stop_on_error(f"preparing version {step.version}"):
-            failpoint("store.before_data_flush")
-            for side in sorted(self._dirty):
-                self._sides[side].flush()
-            self._dirty.clear()
-            failpoint("store.after_data_flush")
-            failpoint("store.before_manifest")
-            self._meta.write(copy_offset(self._geometry.table, place, 0), manifest)
-            failpoint("store.between_manifests")
-            self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
-            failpoint("store.after_manifest")
-            self._prepared_ref = ref
+            self._prepared_ref = self._write_manifest(step, table)
             self._write_superblock()
             failpoint("store.after_prepared")
         self._steps.note_prepared(step, table)
+
+    def _logged(self, step: DecidedStep) -> DecidedStep:
+        """The step, with what its version needs of the log; its header is written."""
+        decided = self._steps.decided
+        if self._sums is None or decided is None:
+            return step
+        newest = decided.extra.get(SUMS_KEY)
+        if step.applied:
+            newest = f"{step.version} {step.attempt}"
+            step = replace(step, extra={**step.extra, SUMS_KEY: newest})
+            with self._stop_on_error(f"preparing version {step.version}"):
+                self._sums.seal(self._slot, step, decided)
+        else:
+            self._sums.forget()
+            if newest is not None:
+                step = replace(step, extra={**step.extra, SUMS_KEY: newest})
+        return step
+
+    def _write_manifest(self, step: DecidedStep, table: PageTable) -> ManifestRef:
+        """Flush what was written, write a manifest to the place that is not decided."""
+        place = 0 if self._decided_ref is None else 1 - self._decided_ref.place
+        ref, manifest = encode_manifest(step, table, store_uuid=self.config.store_uuid, place=place)
+        failpoint("store.before_data_flush")
+        for side in sorted(self._dirty):
+            self._sides[side].flush()
+        self._dirty.clear()
+        if self._sums is not None:
+            self._sums.flush()
+        failpoint("store.after_data_flush")
+        failpoint("store.before_manifest")
+        self._meta.write(copy_offset(self._geometry.table, place, 0), manifest)
+        failpoint("store.between_manifests")
+        self._meta.write(copy_offset(self._geometry.table, place, 1), manifest)
+        failpoint("store.after_manifest")
+        return ref
 
     def decide(self, version: int, attempt: int) -> None:
         """Write the superblock that makes the prepared step the decided one, flush."""
@@ -393,6 +576,8 @@ class FilePageStore(PageStore):
                 self._write_superblock()
                 failpoint("store.after_abort")
         self._steps.note_aborted(attempt)
+        if self._sums is not None:
+            self._sums.forget()
 
     def close(self) -> None:
         """Close the files and release the lock."""

@@ -26,6 +26,10 @@ Invariants; the tests cite them by number:
         it before. An abort after the first such write raises StateError: who makes a step begins to
         write its pages when nothing but a failure of the process can end it.
 
+    P9  With a log of sums a page that is updated need not be written: what `log_sum` kept of it is
+        in the version as its record would be. A reader makes its updates again, or raises
+        StateError.
+
 *Filling* (`begin_filling`, `fill`) is how a store takes over the state of a job that goes on: each
 page comes at the decided version of the moment, and is written with the others from then on.
 
@@ -45,6 +49,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from luwu.base.closing import Closing
+from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import IoCounter
 from switch_emu.store.records import Buffer, DecidedStep
@@ -143,6 +148,19 @@ class PageStore(Closing):
         The last write of a page counts. Raises StaleAttempt if another attempt is recorded,
         StateError for another version.
         """
+
+    def wants_sum(self, page: int) -> bool:
+        """True if `log_sum` is to be called before this page is written; see P9."""
+        return False
+
+    def log_sum(
+        self, page: int, version: int, attempt: int, data: memoryview, dtype: str, note: bytes
+    ) -> None:  # fmt: skip
+        """Keep the sum that a page is updated with; the last one of a page counts.
+
+        `note`: what else its update depends on, beside the step. Raises as `write_rows` does.
+        """
+        raise StateError("this store keeps no sums; write the page")
 
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The records themselves, read-only, if they lie in RAM, at equal distances: saves a copy.

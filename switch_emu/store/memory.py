@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import xxhash
 
@@ -29,12 +30,13 @@ class MemoryPageStore(PageStore):
 
     def __init__(
         self, config: StoreConfig, *, in_place: bool = False,
-        weights: Mapping[int, memoryview] | None = None,
+        weights: Mapping[int, memoryview] | None = None, pins: Path | None = None,
     ) -> None:  # fmt: skip
         """`weights`: where those of some pages lie apart: memory that begins with them, and goes on
-        with those of the pages that follow there."""
+        with those of the pages that follow there. `pins`: directory for pages of pinned versions;
+        None: the system's for temporary files."""
         assert in_place or not weights, "the next version would overwrite the decided one"
-        self.config = config
+        self.config, self._pins = config, pins
         self._weights = dict(weights or {})
         self.generation = 1  # a store in RAM is opened once
         nothing = [0] * config.page_count
@@ -118,7 +120,7 @@ class MemoryPageStore(PageStore):
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""
         self._check_open()
         return self._steps.pin(
-            self.config, None, self._read_range, lambda page, entry, index, part: None
+            self.config, self._pins, self._read_range, lambda page, entry, index, part: None
         )
 
     def _read_range(self, page: int, entry: PageEntry, start: int, into: memoryview) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from luwu.base.errors import StateError
 
@@ -12,6 +12,12 @@ Buffer = bytes | bytearray | memoryview
 
 Durability = Literal["step", "process", "none"]
 """Faults that a decided step survives: power loss, kills, none; see `file.py`."""
+
+
+RECORD_KEY: Final = "kept"
+"""Key in `DecidedStep.extra`: what workers attached, in `attachments.py`; ..."""
+SUMS_KEY: Final = "sums"
+"""... and the newest step in the log whose version needs it, in `sums.py`; none: no page does."""
 
 
 class VersionMissing(StateError):
@@ -65,6 +71,12 @@ class DecidedStep:
 
     extra: Mapping[str, str] = field(default_factory=dict)
     """Other data of the step: versions of libraries, state of generators."""
+
+    @property
+    def portable_extra(self) -> dict[str, str]:
+        """`extra`, without what refers to files of this store."""
+        of_files = (RECORD_KEY, SUMS_KEY)
+        return {key: text for key, text in self.extra.items() if key not in of_files}
 
     @property
     def name(self) -> str:

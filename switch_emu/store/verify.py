@@ -1,7 +1,8 @@
 """Verification of a state.
 
     quick   configuration, sizes of the files, superblock, counters and manifests, of every node
-    full    also every page of the decided version and of a prepared one, and the attachments
+    full    also every page of the decided version and of a prepared one, the sums that they lack,
+            and the attachments
 
 Damage that the store survives, because there is a second copy, is reported apart: the next opening
 repairs it.
@@ -121,7 +122,8 @@ def _verify_node(directory: Path, full: bool, should_stop: Callable[[], bool]) -
 def damaged_pages(
     store: FilePageStore, version: int, should_stop: Callable[[], bool] = lambda: False
 ) -> Iterator[str]:
-    """Read every page of a version; yield the error of each damaged one."""
+    """Read every page of a version, and the sums that it lacks; yield each error."""
+    store.redo = _checked_only
     record = aligned_buffer(max(kind.record_bytes for kind in store.config.kinds))
     for page in range(store.config.page_count):
         if should_stop():
@@ -130,6 +132,10 @@ def damaged_pages(
             store.read(page, version, record[: store.config.kind(page).record_bytes])
         except StateError as exc:
             yield str(exc)
+
+
+def _checked_only(*_: object) -> None:
+    """A sum is compared with its checksum as it is read, and not added."""
 
 
 def damaged_pieces(store: FilePageStore) -> Iterator[str]:

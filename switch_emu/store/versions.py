@@ -295,6 +295,11 @@ class StepState:
         """The version being made."""
         return self._first_version if self.decided is None else self.decided.version + 1
 
+    def step_of(self, version: int) -> DecidedStep | None:
+        """The step of a version that is decided or prepared."""
+        steps = (self.decided, self.prepared)
+        return next((each for each in steps if each is not None and each.version == version), None)
+
     def entry_to_read(self, page: int, version: int) -> PageEntry:
         """The entry of a version of a page. Raises VersionMissing if it cannot be read."""
         return self.entries_to_read(page, 1, version)[0]
@@ -374,7 +379,7 @@ class StepState:
                 f"page {first} cannot be written: version {self._prepared[0].version} is prepared "
                 f"(attempt {self._prepared[0].attempt}); decide or abort it first"
             )
-        self._check_making(f"page {first}", version, attempt)
+        self.check_making(f"page {first}", version, attempt)
         current = self._table.sides(first, count)
         sides = current if self.is_in_place else [1 - side for side in current]
         for pin in self._pins:
@@ -442,7 +447,7 @@ class StepState:
                 f"version {step.version} cannot be prepared: version {self._prepared[0].name} "
                 "already is; decide or abort it first"
             )
-        self._check_making("step", step.version, step.attempt)
+        self.check_making("step", step.version, step.attempt)
         missing = len(self._table) - len(self._tentative)
         is_first = self.decided is None
         if is_first and (missing or (step.version == 0 and not step.applied)):
@@ -476,6 +481,15 @@ class StepState:
             self._prepared = None
             self._overwritten.clear()
 
+    def table_changed(self, entries: Mapping[int, PageEntry]) -> PageTable:
+        """The decided table with new entries."""
+        return self._table.changed(entries)
+
+    def note_settled(self, step: DecidedStep, table: PageTable | None = None) -> None:
+        """The record of the decided version, and where it lies now."""
+        with self._lock:
+            self.decided, self._table = step, table or self._table
+
     def abort_reaches_prepared(self, attempt: int) -> bool:
         """True if aborting this attempt discards the prepared step."""
         return self._prepared is not None and self._prepared[0].attempt <= attempt
@@ -500,7 +514,9 @@ class StepState:
                 "attempts never go back, so ask the peers for the current one"
             )
 
-    def _check_making(self, what: str, version: int, attempt: int) -> None:
+    def check_making(self, what: str, version: int, attempt: int) -> None:
+        """Raise StateError unless this is the version being made, StaleAttempt unless the attempt
+        is the one that counts."""
         if version != self.next_version:
             raise StateError(
                 f"{what}: version {version} cannot be made; {self._decided_text()} is decided, "

@@ -12,8 +12,9 @@ import pytest
 from luwu.base.directories import making_directory
 from luwu.base.errors import StateError, StoreFullError
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.directory import Claim
+from switch_emu.store.records import RECORD_KEY
 from switch_emu.store.spill import SpillFile
 from tests.suites.store_suite import small_config
 from tests.syscalls import __main__ as campaign

@@ -18,7 +18,8 @@ from luwu.layout import Share
 from luwu.protocol.epoch import UNKNOWN_EPOCHS
 from luwu.wire.description import Description
 from switch_emu.store import FilePageStore
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles, read_attachments
+from switch_emu.store.attachments import AttachmentFiles, read_attachments
+from switch_emu.store.records import RECORD_KEY
 from switch_emu.store.striped import StripedPages, node_directory
 from tests.evidence import states
 from tests.node.test_nodes import make_state, write_version

@@ -13,10 +13,11 @@ import pytest
 
 from luwu.commands.main import main
 from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import copy_offset
+from switch_emu.store.records import RECORD_KEY
 from tests.helpers.exports import flip
 from tests.suites.store_suite import small_config, take_step, write_pages
 

@@ -18,7 +18,7 @@ from luwu.layout import Layout, Parameter, Unit
 from luwu.protocol.contribution import Contribution
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.core.actions import LoadPage, ReadWeights, Update
-from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.spec import NodeSpec
@@ -74,7 +74,7 @@ class Node:
                 buffers=Buffers(self._copy), places=self.places,
             ),
             self.job.description, job=1,
-            kernels=(make_kernel("adamw", ("m", "v"), cache=None).kernel, None),
+            kernels=Kernels.of(self.job.description),
             aggregator=Float32(1), plan=replace(self.plan, updates_count=1, reads_count=1),
             recorder=Recorder(role="node", printed=None), wake=self._done.release,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from luwu.base.events import Recorder
 from luwu.protocol.contribution import Contribution
 from luwu.wire.hyper import encode_hyper
 from switch_emu.node.core.actions import Update
-from switch_emu.node.kernels.make import make_kernel
+from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import plan_node
@@ -61,7 +61,6 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
     done = threading.Semaphore(0)
     answers: Any = Answers()
     store.record_attempt(1)
-    kernel = make_kernel("adamw", ("m", "v"), cache=None).kernel
     stored = Stored(
         store=store,
         attachments=AttachmentFiles(None, synced=False, decided=None),
@@ -71,7 +70,7 @@ def test_an_update_of_an_aborted_attempt_does_no_harm(update: str) -> None:
         budget_bytes=1 << 28, chunk_bytes=job.layout.chunk_bytes, world_size=1, has_switch=True
     )
     pipeline = Pipeline(
-        answers, stored, job.description, job=1, kernels=(kernel, None),
+        answers, stored, job.description, job=1, kernels=Kernels.of(job.description),
         aggregator=Float32(1), plan=replace(plan, updates_count=1, reads_count=1),
         recorder=Recorder(role="node", printed=None), wake=done.release,
     )  # fmt: skip

@@ -8,7 +8,8 @@ import pytest
 
 from luwu.base.errors import PageCorruptError
 from switch_emu.store import DecidedStep
-from switch_emu.store.attachments import RECORD_KEY, AttachmentFiles
+from switch_emu.store.attachments import AttachmentFiles
+from switch_emu.store.records import RECORD_KEY
 
 
 def decided(files: AttachmentFiles, version: int, attempt: int = 1) -> DecidedStep:

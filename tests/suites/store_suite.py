@@ -30,6 +30,9 @@ from switch_emu.store import (
     TieredPageStore,
     VersionMissing,
 )
+from switch_emu.store.logged import LoggedPageStore
+from switch_emu.store.sums import SumShape
+from switch_emu.store.views import RecordRows
 
 
 def adamw_kind(elems: int) -> PageKind:
@@ -98,6 +101,41 @@ def take_step(
     return step
 
 
+def sum_of(config: StoreConfig, page: int, version: int, attempt: int) -> memoryview:
+    """The sum that belongs to this page, version and attempt; every third page's has 16 bits."""
+    rng = np.random.default_rng(derive(0, "sum", page, version, attempt))
+    return memoryview(rng.bytes((4 if page % 3 else 2) * config.page_elems[page]))
+
+
+class SummingStore(LoggedPageStore):
+    """A store that keeps a sum of each page that is written, as far as it wants one."""
+
+    def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
+        for page in range(first, first + rows.count):
+            if page < self.config.page_count and self.wants_sum(page):
+                data = sum_of(self.config, page, version, attempt)
+                dtype = "float32" if page % 3 else "bfloat16"
+                self.log_sum(page, version, attempt, data, dtype, b"%d" % page)
+        super().write_rows(first, version, attempt, rows)
+
+    @classmethod
+    def of(cls, file: FilePageStore, slots_count: int = 3) -> SummingStore:
+        """The store of these files, which get a log."""
+
+        def redo(
+            page: int, before: memoryview, data: memoryview, dtype: str, step: DecidedStep,
+            note: bytes,
+        ) -> None:  # fmt: skip
+            assert data == sum_of(file.config, page, step.version, step.attempt)
+            assert (dtype == "float32") == bool(page % 3)
+            assert int(note.rstrip(b"\0")) == page
+            before[:] = record(file, page, step.version, step.attempt)
+
+        file.redo = redo
+        file.keep_log(SumShape(file.config, slots_count, 8))
+        return cls(file, MemoryPageStore(file.config))
+
+
 STORES: dict[str, Callable[[Path, StoreConfig], PageStore]] = {
     "memory": lambda path, config: MemoryPageStore(config),
     "file": FilePageStore.create,
@@ -111,6 +149,7 @@ STORES: dict[str, Callable[[Path, StoreConfig], PageStore]] = {
     "tier of all": lambda path, config: TieredPageStore(
         FilePageStore.create(path, config), config.state_bytes
     ),
+    "logged": lambda path, config: SummingStore.of(FilePageStore.create(path, config)),
     "paced": lambda path, config: TieredPageStore(
         MemoryPageStore(config), config.state_bytes // 2, disk_bytes_per_s=1e12
     ),

@@ -1,0 +1,249 @@
+"""The update of neighbouring pages: as the pipeline makes it, and as the log of sums has it made
+again (`redo_of`).
+
+What an update makes depends on the record, the sum and a `Cause`; on nothing else (I3).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import struct
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, NamedTuple
+
+from luwu.base.errors import StateError
+from luwu.layout import Layout, Segment, Share
+from luwu.wire.description import Description, parse_description
+from luwu.wire.hyper import StepHyper, decode_hyper
+from luwu.wire.norms import clip_factor
+from luwu.wire.stored import UPDATES, kept_fields
+from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, update_runs
+from switch_emu.node.kernels import UpdateCall, UpdateKernel
+from switch_emu.node.kernels.interface import Contributions, Made, Pieces
+from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
+from switch_emu.node.scratch import record_views
+from switch_emu.store import DecidedStep, PageKind, StoreConfig
+from switch_emu.store.sums import Redo
+from switch_emu.store.views import RecordRows, one_record
+
+KERNEL_KEY: Final = "kernel"
+"""Key of `DecidedStep.extra`: name and version of the update that made the step."""
+ARITHMETIC_KEY: Final = "arithmetic"
+"""Key of `DecidedStep.extra`: what its bits depend on; by another one it is not made again."""
+_DIVISOR: Final = struct.Struct("<d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """All that an update of an extent's pages depends on, beside records and sum."""
+
+    version: int
+    """The version that it makes."""
+    hyper: StepHyper
+    norms: tuple[float, ...]
+    """The step's norms, as far as they are known."""
+    divisor: float
+    absent: int
+    """Bitmap of the extent's segments that have no gradient."""
+
+
+class Pages(NamedTuple):
+    """Pages that are worked on together."""
+
+    group: PageGroup
+    kind: PageKind
+    counts: UpdateCounts | None
+    """Counts of updates; None for frozen pages, which are never updated."""
+    segments: tuple[Segment, ...]
+    kernel: UpdateKernel
+    shape: tuple[int, ...] | None
+    """Shape of the one parameter of a page that is updated as a whole."""
+
+
+class PageUpdates:
+    """The pages of a node by extent, and how they are updated. Thread-safe."""
+
+    def __init__(
+        self, config: StoreConfig, share: Share, norm_type: float, kernels: Kernels,
+        pages_together: int = 1,
+    ) -> None:  # fmt: skip
+        """`pages_together`: the most that are worked on at once."""
+        self._config, self._share, self._layout = config, share, share.layout
+        self._norm_type, self._kernels = norm_type, kernels
+        self._pages_together = pages_together
+        self._found: dict[int, tuple[Pages, ...]] = {}
+        self._whole_turn = threading.Lock()
+        """One page at a time is updated as a whole: the plan has memory for one."""
+
+    def of(self, extent: int) -> tuple[Pages, ...]:
+        """The pages of an extent, in groups, in order."""
+        found = self._found.get(extent)
+        if found is None:
+            groups = extent_pages(self._share, extent, self._alike, self._pages_together)
+            found = self._found[extent] = tuple(map(self._pages_in, groups))
+        return found
+
+    def _alike(self, chunk: int) -> object:
+        """Equal for chunks whose pages may be worked on together."""
+        if self._layout.chunks[chunk].form.whole:
+            return "whole", chunk
+        return self._config.kind(self._share.page(chunk)).record_bytes
+
+    def _pages_in(self, group: PageGroup) -> Pages:
+        kinds = [self._config.kind(group.number + index) for index in range(group.count)]
+        fields = [field for kind in kinds for field in kind.fields if field.name == UPDATES]
+        counts = None
+        if fields:
+            width = (kinds[0].record_bytes - kinds[0].range(UPDATES)[0]) // 8
+            counts = UpdateCounts(self._layout, group, [field.elems for field in fields], width)
+        segments = tuple(segment for page in group.segments for segment in page)
+        kernel, shape = self._kernels.made.kernel, None
+        if self._layout.chunks[group.chunks[0]].form.whole:
+            assert self._kernels.whole is not None
+            kernel = self._kernels.whole
+            shape = self._layout.parameters[segments[0].parameter].shape
+        return Pages(group, kinds[0], counts, segments, kernel, shape)
+
+    def apply(
+        self, pages: Pages, cause: Cause, contributions: Contributions, found: RecordRows,
+        target: RecordRows, *, wire: tuple[memoryview, str] | None = None, measure: bool = False,
+        pieces: Pieces | None = None,
+    ) -> tuple[float, ...]:  # fmt: skip
+        """Update the records `found` to `target`, which may be the same; `wire`, `measure`,
+        `pieces` and the result are those of `UpdateKernel.update`."""
+        kernel, counts = pages.kernel, pages.counts
+        assert counts is not None, "frozen pages are not updated"
+        absent = pages.group.absent(cause.absent)
+        old, old_counts = record_views(pages.kind, found, kernel.state_fields)
+        new, new_counts = old, old_counts
+        if target is not found:
+            new, new_counts = record_views(pages.kind, target, kernel.state_fields)
+        runs = update_runs(
+            self._layout, pages.segments, cause.hyper, counts.by_segment(old_counts, absent),
+            absent, version=cause.version if old.is_narrow else None,
+        )  # fmt: skip
+        with contextlib.nullcontext() if pages.shape is None else self._whole_turn:
+            squares = kernel.update(
+                UpdateCall(
+                    contributions=contributions,
+                    old=old,
+                    new=new,
+                    runs=runs,
+                    divisor=cause.divisor,
+                    scale=clip_factor(cause.hyper.all_clips(self._norm_type), cause.norms),
+                    wire=wire,
+                    measure=measure,
+                    pieces=pieces,
+                    shape=pages.shape,
+                )
+            )
+        counts.count(old_counts, absent, new_counts)
+        return squares
+
+
+class Kernels(NamedTuple):
+    """The kernels of a job."""
+
+    made: Made
+    """Of what is updated element by element, and why it is this version."""
+    whole: UpdateKernel | None
+    """Of parameters that are updated as a whole, if there are any."""
+
+    @classmethod
+    def of(cls, description: Description) -> Kernels:
+        """Those of a job. Raises ConfigError if the node has no such optimizer."""
+        job, whole = description, None
+        if any(chunk.form.whole for chunk in job.layout.chunks):
+            kept = kept_fields(job.optimizer, job.state_fields, whole=True)
+            whole = make_whole_kernel(job.optimizer, kept)
+        return cls(make_kernel(job.optimizer, job.state_fields, cache=None), whole)
+
+    def enter_thread(self) -> None:
+        """To be called once by each thread that updates pages."""
+        for kernel in (self.made.kernel, self.whole):
+            if kernel is not None:
+                kernel.enter_thread()
+
+    def said(self) -> Mapping[str, str]:
+        """Of a step that they make: `KERNEL_KEY` and `ARITHMETIC_KEY`."""
+        kernel = self.made.kernel
+        return {KERNEL_KEY: f"{kernel.name} {kernel.version}", ARITHMETIC_KEY: self._arithmetic()}
+
+    def _arithmetic(self) -> str:
+        names = [kernel.name for kernel in (self.made.kernel, self.whole) if kernel is not None]
+        return f"{' and '.join(names)}, torch {_torch_version()}"
+
+
+@cache
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def note_bytes(layout: Layout) -> int:
+    """The most that `note_of` gives."""
+    most = max(layout.segments_count(chunk.index) for chunk in layout.chunks)
+    return _DIVISOR.size + -(-most // 8)
+
+
+def notes_of(pages: Pages, cause: Cause) -> list[bytes]:
+    """For each page what its update depends on beside the step: divisor, and absent segments."""
+    absent, notes = pages.group.absent(cause.absent), []
+    for segments in pages.group.segments:
+        count = len(segments)
+        of_page = absent & ((1 << count) - 1)
+        notes.append(_DIVISOR.pack(cause.divisor) + of_page.to_bytes(-(-count // 8), "little"))
+        absent >>= count
+    return notes
+
+
+def redo_of(config: StoreConfig) -> Redo:
+    """What makes the updates of a store's job again; kernels are made when first needed.
+
+    Raises ConfigError if the node has no such optimizer, StateError for steps that were made by
+    another arithmetic.
+    """
+    made: list[tuple[PageUpdates, Kernels]] = []
+    lock, threads = threading.Lock(), threading.local()
+
+    def redo(
+        page: int, record: memoryview, data: memoryview, dtype: str, step: DecidedStep, note: bytes
+    ) -> None:  # fmt: skip
+        with lock:
+            if not made:
+                job = parse_description(config.description, 1)  # an extent for each page
+                kernels = Kernels.of(job)
+                made.append(
+                    (PageUpdates(config, Share(job.layout), job.norm_type, kernels), kernels)
+                )
+        updates, kernels = made[0]
+        if not hasattr(threads, "is_entered"):
+            kernels.enter_thread()
+            threads.is_entered = True
+        _check_arithmetic(step, kernels)
+        (divisor,) = _DIVISOR.unpack_from(note)
+        cause = Cause(
+            version=step.version, hyper=decode_hyper(step.hyper), norms=step.norms, divisor=divisor,
+            absent=int.from_bytes(note[_DIVISOR.size :], "little"),
+        )  # fmt: skip
+        (pages,) = updates.of(page)
+        rows = one_record(record)
+        updates.apply(pages, cause, [(data, dtype)], rows, rows)
+
+    return redo
+
+
+def _check_arithmetic(step: DecidedStep, kernels: Kernels) -> None:
+    found, ours = step.extra.get(ARITHMETIC_KEY), kernels.said()[ARITHMETIC_KEY]
+    if found != ours:
+        raise StateError(
+            f"step {step.version} was made by {found}, and its sum is to be added again by {ours}, "
+            "which may give other bits. Start the job once with what it was made by, and end it "
+            "with Ctrl-C: then its pages are whole"
+        )

@@ -1,0 +1,297 @@
+"""sums.dat: a log of what the last steps updated pages with, so that few pages are written a step.
+
+An update is a function of a page and a sum: with both, what it made can be made again, bit for bit.
+So a state that lies in RAM needs its pages on disk only now and then. There are k *slots*, one a
+step, in turn; each has a place for the sum of every trained page:
+
+    | head | header 0 .. k - 1 | slot 0 .. k - 1 |
+
+A page has its turn in one slot of the k: then it is written whole, to its other side, instead of
+its sum. So what its slot held is needed by no page when it is used again, and no page is further
+behind than k - 1 sums. A page that had no sum since it was written whole is not written.
+
+The *header* of a slot has the record of its step, which step was logged before it and, for each
+page, the type of its sum, a checksum, and a note of the caller's. It is written when the step is
+prepared, before the flush; a version names the newest step that is in the log (`SUMS_KEY`). The log
+itself is never read while a job runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from luwu.base.closing import Closing
+from luwu.base.directories import check_space, flush_directory
+from luwu.base.dtypes import DTYPES
+from luwu.base.errors import PageCorruptError, StateError
+from luwu.base.foreign import MALFORMED, natural, parse_json
+from switch_emu.store.config import StoreConfig
+from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
+from switch_emu.store.manifest import STEP_RECORD_BYTES_MAX, step_of, step_values
+from switch_emu.store.records import SUMS_KEY, DecidedStep
+
+SUMS_NAME: Final = "sums.dat"
+Redo = Callable[[int, memoryview, memoryview, str, DecidedStep, bytes], None]
+"""(page, record, sum, its dtype, step, note): makes the update of a step again, in the record."""
+
+SLOTS_MAX: Final = 64
+_NOTE_BYTES_MAX: Final = 1024
+_SUM_BYTES: Final = 4
+_DTYPES: Final = ("", "float32", "bfloat16", "float16")
+"""Types of sums, by their number in a header; the first means that there is none."""
+_MAGIC: Final = b"LUWUSUM1"
+_HEAD: Final = struct.Struct("<8s16sqqQ")  # magic, store uuid, step logged before it, step bytes
+_DIGEST_BYTES: Final = 16
+
+Name = tuple[int, int]
+"""Version and attempt of a step: a version that was given up may be in another slot."""
+_NONE: Final = (-1, -1)
+
+
+def name_of(step: DecidedStep) -> Name:
+    """The newest step in the log that this one's version needs."""
+    version, attempt = map(int, step.extra.get(SUMS_KEY, "-1 -1").split())
+    return version, attempt
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """A step whose sums are in the log."""
+
+    step: DecidedStep
+    slot: int
+    before: Name
+    """The step that was logged before it; -1: none that is needed."""
+    rows: np.ndarray
+
+
+class SumShape:
+    """Sizes and places in a log."""
+
+    def __init__(self, config: StoreConfig, slots_count: int, note_bytes: int) -> None:
+        """`note_bytes`: the most that a note takes."""
+        self.slots_count, self.note_bytes = slots_count, note_bytes
+        self.row = np.dtype(
+            [("dtype", "u1"), ("digest", f"V{_DIGEST_BYTES}"), ("note", f"V{note_bytes}")]
+        )
+        fixed = _HEAD.size + STEP_RECORD_BYTES_MAX + _DIGEST_BYTES
+        self.header_bytes = _whole(fixed + config.page_count * self.row.itemsize)
+        trained = [len(config.kind(page).fields) > 1 for page in range(config.page_count)]
+        sizes = (
+            _whole(_SUM_BYTES * elems * is_trained)
+            for elems, is_trained in zip(config.page_elems, trained, strict=True)
+        )
+        self.places = [0, *accumulate(sizes)]
+        """Where the sum of each page begins in a slot; last, the bytes of a slot."""
+        weights = [0, *accumulate(config.record_bytes)]
+        self.turns = [
+            min(slots_count * weights[page] // max(1, weights[-1]), slots_count - 1)
+            for page in range(config.page_count)
+        ]
+        """The slot in which each page is written whole."""
+
+    def is_like(self, other: SumShape) -> bool:
+        """True if a log of the one shape is one of the other."""
+        return (self.slots_count, self.note_bytes) == (other.slots_count, other.note_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes in RAM of the rows of all slots, and of those being written."""
+        return (self.slots_count + 1) * (len(self.places) - 1) * self.row.itemsize
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of sums.dat."""
+        return BLOCK_BYTES + self.slots_count * (self.header_bytes + self.places[-1])
+
+    def has_place(self, page: int) -> bool:
+        """True if the page is trained: one with a place for its sum."""
+        return self.places[page] < self.places[page + 1]
+
+    def header_offset(self, slot: int) -> int:
+        """Offset of a header."""
+        return BLOCK_BYTES + slot * self.header_bytes
+
+    def offset(self, slot: int, page: int) -> int:
+        """Offset of the sum of a page."""
+        headers = BLOCK_BYTES + self.slots_count * self.header_bytes
+        return headers + slot * self.places[-1] + self.places[page]
+
+
+def has_log(directory: Path) -> bool:
+    """True if a store has a log."""
+    return (directory / SUMS_NAME).exists()
+
+
+def make_log(directory: Path, config: StoreConfig, shape: SumShape) -> None:
+    """Make an empty log, whole or not at all. Raises StoreFullError, OSError."""
+    check_space(directory, shape.file_bytes)
+    building, path = directory / f".{SUMS_NAME}.creating", directory / SUMS_NAME
+    head = {
+        "store_uuid": config.store_uuid, "slots": shape.slots_count, "note_bytes": shape.note_bytes,
+    }  # fmt: skip
+    building.unlink(missing_ok=True)
+    fd = os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, shape.file_bytes)
+        os.pwrite(fd, json.dumps(head).encode(), 0)
+        os.fsync(fd)
+    except OSError:
+        building.unlink()
+        raise
+    finally:
+        os.close(fd)
+    building.rename(path)
+    flush_directory(directory)
+
+
+class SumLog(Closing):
+    """An open log. `write` may be called by several threads, each page by one."""
+
+    def __init__(self, file: BlockFile, config: StoreConfig) -> None:
+        """Raises errors of MALFORMED; PageCorruptError if the file is short."""
+        self._file, self._config = file, config
+        head = aligned_buffer(BLOCK_BYTES)
+        file.read(0, head)
+        said: dict[str, Any] = parse_json(bytes(head).rstrip(b"\0"))
+        if said["store_uuid"] != config.store_uuid:
+            raise ValueError("it is the log of another store")
+        slots_count, note_bytes = natural(said["slots"], SLOTS_MAX), natural(said["note_bytes"])
+        if slots_count < 2 or note_bytes > _NOTE_BYTES_MAX:
+            raise ValueError(f"it has {slots_count} slots, and notes of {note_bytes} bytes")
+        self.shape = SumShape(config, slots_count, note_bytes)
+        if file.size != self.shape.file_bytes:
+            raise ValueError(f"it has {file.size} bytes, expected {self.shape.file_bytes}")
+        self._steps = {
+            (found.step.version, found.step.attempt): found
+            for slot in range(slots_count)
+            if (found := self._read_header(slot)) is not None
+        }
+        self._rows = np.zeros(config.page_count, self.shape.row)
+        """Of the version being made."""
+
+    def chain(self, step: DecidedStep) -> list[LoggedStep]:
+        """The steps in the log that a version may need, the oldest first.
+
+        Raises PageCorruptError if one of them is not there.
+        """
+        found: list[LoggedStep] = []
+        name = name_of(step)
+        while name != _NONE and len(found) < self.shape.slots_count - 1:
+            logged = self._steps.get(name)
+            if logged is None:
+                raise PageCorruptError(
+                    f"{self._file.name}: the sums of version {name[0]} are not whole, and version "
+                    f"{step.version} needs them. They changed after they were written, or a write "
+                    "was lost; restore the store from a checkpoint."
+                )
+            found.append(logged)
+            name = logged.before
+        return found[::-1]
+
+    def slot_after(self, step: DecidedStep) -> int:
+        """The slot of the next step."""
+        logged = self._steps.get(name_of(step))
+        return 0 if logged is None else (logged.slot + 1) % self.shape.slots_count
+
+    def write(self, slot: int, page: int, data: memoryview, dtype: str, note: bytes) -> None:
+        """Write the sum of a page in the version being made; the last one counts."""
+        assert len(data) == self._config.page_elems[page] * DTYPES[dtype].nbytes
+        self._file.write(self.shape.offset(slot, page), data)
+        digest = xxhash.xxh3_128_digest(data)
+        row = (_DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0"))
+        self._rows[page] = row
+
+    def seal(self, slot: int, step: DecidedStep, before: DecidedStep) -> None:
+        """Write the header of the version being made; the caller flushes."""
+        last = name_of(before)
+        record = json.dumps(step_values(step), separators=(",", ":")).encode()
+        if len(record) > STEP_RECORD_BYTES_MAX:
+            raise StateError(
+                f"the record of version {step.version} has {len(record)} bytes, at most "
+                f"{STEP_RECORD_BYTES_MAX} fit in the log; put less into hyper and extra"
+            )
+        uuid = bytes.fromhex(self._config.store_uuid)
+        body = _HEAD.pack(_MAGIC, uuid, *last, len(record))
+        body += record + self._rows.tobytes()
+        body += xxhash.xxh3_128_digest(body)
+        buffer = aligned_buffer(_whole(len(body)))
+        buffer[: len(body)] = body
+        self._file.write(self.shape.header_offset(slot), buffer)
+        self._steps = {name: each for name, each in self._steps.items() if each.slot != slot}
+        self._steps[step.version, step.attempt] = LoggedStep(step, slot, last, self._rows)
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing of the version being made counts."""
+        self._rows = np.zeros(self._config.page_count, self.shape.row)
+
+    @property
+    def pages(self) -> np.ndarray:
+        """True for each page that has a sum in the version being made: bool [pages]."""
+        has: np.ndarray = self._rows["dtype"] != 0
+        return has
+
+    def flush(self) -> None:
+        """Make what is written survive loss of power."""
+        self._file.flush()
+
+    def redo(self, logged: LoggedStep, page: int, record: memoryview, redo: Redo) -> None:
+        """Update a record by a step of the log; nothing if that did not change the page.
+
+        Raises PageCorruptError if the sum is not what was written.
+        """
+        row = logged.rows[page]
+        dtype = _DTYPES[row["dtype"]]
+        if not dtype:
+            return
+        data = aligned_buffer(self._config.page_elems[page] * DTYPES[dtype].nbytes)
+        self._file.read(self.shape.offset(logged.slot, page), data)
+        found, expected = xxhash.xxh3_128_digest(data), row["digest"].tobytes()
+        if found != expected:
+            raise PageCorruptError(
+                f"{self._file.name}: the sum of page {page} in version {logged.step.version} has "
+                f"checksum 0x{found.hex()}, expected 0x{expected.hex()}. It changed after it was "
+                "written, or the write was lost; restore the store from a checkpoint."
+            )
+        redo(page, record, data, dtype, logged.step, row["note"].tobytes())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read_header(self, slot: int) -> LoggedStep | None:
+        """The step of a slot; None: nothing that is whole."""
+        data = aligned_buffer(self.shape.header_bytes)
+        self._file.read(self.shape.header_offset(slot), data)
+        magic, uuid, *before, size = _HEAD.unpack_from(data)
+        if magic != _MAGIC or uuid.hex() != self._config.store_uuid:
+            return None
+        rows_at, rows_bytes = _HEAD.size + size, self._config.page_count * self.shape.row.itemsize
+        end = rows_at + rows_bytes
+        if size > STEP_RECORD_BYTES_MAX:
+            return None
+        if xxhash.xxh3_128_digest(data[:end]) != bytes(data[end : end + _DIGEST_BYTES]):
+            return None
+        try:
+            step = step_of(parse_json(bytes(data[_HEAD.size : rows_at])))
+        except MALFORMED:
+            return None
+        rows = np.frombuffer(data[rows_at:end], self.shape.row)
+        if rows["dtype"].max(initial=0) >= len(_DTYPES):
+            return None
+        return LoggedStep(step, slot, (before[0], before[1]), rows)
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES

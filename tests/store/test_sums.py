@@ -1,0 +1,232 @@
+"""P9: a state in RAM that keeps the sums of its last steps on disk, and few of its pages."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from luwu.base.errors import StateError
+from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, StoreConfig
+from switch_emu.store.logged import LoggedPageStore
+from switch_emu.store.sums import SUMS_NAME, SumShape
+from tests.suites.store_suite import contents, read, record, small_config, sum_of, take_step
+
+PAGES = range(7)
+TRAINED = (0, 1, 2, 4, 5)
+SLOTS = 3
+
+
+def update(
+    page: int, before: memoryview, data: memoryview, dtype: str, step: DecidedStep, note: bytes
+) -> None:
+    """An update whose result depends on the record before, the sum, the step and the note."""
+    values = np.frombuffer(before, np.uint16)
+    values *= 3
+    values += np.resize(np.frombuffer(data, np.uint16), values.size)
+    values += np.uint16(step.version + note[0])
+
+
+class Job:
+    """A store that is updated as a node does it, and what each version of it is to be."""
+
+    def __init__(self, path: Path, seed: int, *, in_place: bool = False) -> None:
+        self.path, self.in_place = path, in_place
+        self.random = Random(seed)
+        self.expected: dict[int, list[bytes]] = {}
+        FilePageStore.create(path, small_config(), durability="process", direct_io=False).close()
+        self.store = self.opened(path)
+        take_step(self.store, 0)
+        self.expected[0] = contents(self.store, 0)
+
+    def opened(self, path: Path, slots: int = SLOTS) -> LoggedPageStore:
+        """The store at a path, open, its RAM loaded."""
+        file = FilePageStore.open(path, durability="process", direct_io=False)
+        file.redo = update
+        file.keep_log(SumShape(file.config, slots, 1))
+        return LoggedPageStore(file, MemoryPageStore(file.config, in_place=self.in_place))
+
+    def write(self, pages: Sequence[int], version: int, attempt: int) -> list[bytes]:
+        """Update some pages; what the version is then."""
+        store, now = self.store, list(self.expected[version - 1])
+        for page in pages:
+            data = sum_of(store.config, page, version, attempt)
+            dtype = "float32" if page % 3 else "bfloat16"
+            whole = bytearray(now[page])
+            update(
+                page, memoryview(whole), data, dtype,
+                DecidedStep(version=version, attempt=attempt), bytes([page]),
+            )  # fmt: skip
+            if store.wants_sum(page):
+                store.log_sum(page, version, attempt, data, dtype, bytes([page]))
+            store.write(page, version, attempt, whole)
+            now[page] = bytes(whole)
+        return now
+
+    def step(self, pages: Sequence[int], *, applied: bool = True) -> None:
+        """Take a step that updates some pages."""
+        version, attempt = len(self.expected), self.store.attempt
+        made = self.write(pages, version, attempt)
+        self.expected[version] = made if applied else self.expected[version - 1]
+        self.store.prepare(DecidedStep(version=version, attempt=attempt, applied=applied))
+        self.store.decide(version, attempt)
+
+    def give_up(self, pages: Sequence[int], *, is_prepared: bool) -> None:
+        """Begin a step, and abort it."""
+        version, attempt = len(self.expected), self.store.attempt
+        self.write(pages, version, attempt)
+        if is_prepared:
+            self.store.prepare(DecidedStep(version=version, attempt=attempt))
+        self.store.record_attempt(attempt + 1)
+        self.store.abort(attempt)
+
+    def some_pages(self) -> Sequence[int]:
+        return sorted(self.random.sample(TRAINED, self.random.randrange(len(TRAINED) + 1)))
+
+    def check_image(self, path: Path) -> None:
+        """A copy of the directory, as a kill leaves it, opens at the version that is decided."""
+        shutil.copytree(self.path, path)
+        version = len(self.expected) - 1
+        with FilePageStore.open(path, read_only=True) as file:
+            file.redo = update
+            assert contents(file, version) == self.expected[version]
+            for page in PAGES:
+                into = memoryview(bytearray(file.config.kind(page).fields[-1].field_bytes))
+                name = file.config.kind(page).fields[-1].name
+                file.read_field(page, version, name, into)
+                start, stop = file.config.kind(page).range(name)
+                assert bytes(into) == self.expected[version][page][start:stop]
+        store = self.opened(path)
+        assert contents(store, version) == self.expected[version]
+        store.close()
+        with FilePageStore.open(path, read_only=True) as file:  # without a log it would do
+            assert contents(file, version) == self.expected[version]
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_after_any_step_a_store_opens_at_it(tmp_path: Path, seed: int) -> None:
+    """P2, P9. Goal: pages and sums on disk are each version, whatever was updated, skipped, given
+    up or opened again before. Method: 30 calls drawn from a seed; after each, open a copy."""
+    job = Job(tmp_path / "store", seed)
+    for call in range(30):
+        what = job.random.choice(("step", "step", "step", "skip", "abort", "prepared", "open"))
+        if what == "open":
+            job.store.close()
+            job.store = job.opened(job.path)
+        elif what in ("abort", "prepared"):
+            job.give_up(job.some_pages(), is_prepared=what == "prepared")
+        else:
+            job.step(job.some_pages(), applied=what == "step")
+        job.check_image(tmp_path / f"image-{call}")
+    job.store.close()
+
+
+def test_a_page_is_written_whole_when_its_turn_comes(tmp_path: Path) -> None:
+    """P9. Goal: in k steps of all pages each is written once, and its sum k - 1 times; a page
+    without a sum is not written at all."""
+    job = Job(tmp_path / "store", 0, in_place=True)
+    config, file = job.store.config, job.store._file
+    for pages in (TRAINED, TRAINED, (), ()):
+        before = file.stats.bytes_written
+        for _ in range(SLOTS):
+            job.step(pages)
+        written = file.stats.bytes_written - before
+        if pages:
+            # A record ends in the manifest, a sum of few elements takes a block.
+            whole = sum(config.record_bytes[page] // 4096 * 4096 for page in pages)
+            sums = sum(len(sum_of(config, page, 0, 0)) for page in pages)
+            assert abs(written - whole - (SLOTS - 1) * sums) < SLOTS * 7 * 4096 * 2
+            assert written < SLOTS * whole
+    headers = SLOTS * file._sums.shape.header_bytes if file._sums else 0
+    assert written <= headers
+    job.check_image(tmp_path / "image")
+    job.store.close()
+
+
+def test_without_the_update_a_page_that_lacks_sums_is_not_read(tmp_path: Path) -> None:
+    """P9. Goal: who cannot make updates again is told so, and never given an older record."""
+    job = Job(tmp_path / "store", 1)
+    job.step(TRAINED)
+    shutil.copytree(job.path, tmp_path / "image")
+    job.store.close()
+    with FilePageStore.open(tmp_path / "image", read_only=True) as file:
+        lacking = [page for page in PAGES if file.lacking(page, 1)]
+        assert lacking
+        for page in PAGES:
+            if page in lacking:
+                with pytest.raises(StateError, match=f"page {page} .* start the job once"):
+                    read(file, page, 1)
+            else:
+                assert read(file, page, 1) == job.expected[1][page]
+
+
+@pytest.mark.parametrize("what", ["sum", "header", "file"])
+def test_a_damaged_log_is_found_before_it_is_used(tmp_path: Path, what: str) -> None:
+    """P3, G3. Goal: a flipped bit in a sum or a header, and a log that is gone, are errors."""
+    job = Job(tmp_path / "store", 2)
+    job.step(TRAINED)
+    shutil.copytree(job.path, tmp_path / "image")
+    file = job.store._file
+    assert file._sums is not None
+    shape = file._sums.shape
+    page = next(page for page in PAGES if file.lacking(page, 1))
+    offset = shape.offset(0, page) if what == "sum" else shape.header_offset(0) + 100
+    job.store.close()
+    path = tmp_path / "image" / SUMS_NAME
+    if what == "file":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 4
+        path.write_bytes(data)
+    expected = {
+        "sum": f"the sum of page {page} in version 1 has checksum",
+        "header": "the sums of version 1 are not whole",
+        "file": "is missing, and version 1 needs it",
+    }
+    with pytest.raises(StateError, match=expected[what]):
+        job.opened(tmp_path / "image")
+
+
+def test_another_log_takes_the_place_of_one_that_is_settled(tmp_path: Path) -> None:
+    """P2. Goal: with other slots, or no log, a store that was killed goes on where it was."""
+    job = Job(tmp_path / "store", 3)
+    for _ in range(4):
+        job.step(TRAINED)
+    version = len(job.expected) - 1
+    for slots in (5, 0):
+        path = tmp_path / f"image-{slots}"
+        shutil.copytree(job.path, path)
+        file = FilePageStore.open(path, durability="process", direct_io=False)
+        file.redo = update
+        file.keep_log(SumShape(file.config, slots, 1) if slots else None)
+        assert (path / SUMS_NAME).exists() == bool(slots)
+        assert contents(file, version) == job.expected[version]
+        assert not any(file.lacking(page, version) for page in PAGES)
+        file.close()
+    job.store.close()
+
+
+def test_a_store_whose_disk_failed_is_not_settled(tmp_path: Path) -> None:
+    """P5. Goal: after a failed write nothing is written any more, at the end neither."""
+    job = Job(tmp_path / "store", 4)
+    job.step(TRAINED)
+    before = {path.name: path.read_bytes() for path in job.path.iterdir()}
+    job.store._file._stopped = "a write failed"
+    job.store.close()
+    assert {path.name: path.read_bytes() for path in job.path.iterdir()} == before
+
+
+def test_a_page_that_is_not_trained_has_no_sum(tmp_path: Path) -> None:
+    """Goal: frozen pages take no room in the log, and are never asked for."""
+    job = Job(tmp_path / "store", 5)
+    config: StoreConfig = job.store.config
+    assert [page for page in PAGES if not job.store.wants_sum(page)][-1] == 6
+    assert SumShape(config, SLOTS, 1).places[3] == SumShape(config, SLOTS, 1).places[4]
+    assert record(job.store, 3, 0) == job.expected[0][3]
+    job.store.close()
