@@ -1,13 +1,13 @@
 """What a power cut can leave of a page store: `python -m tests.crash_images --count N [--seed S]`.
 
-Short stories are told to the real store on a simulated device: steps, skipped steps, attempts given
-up before and after they were prepared, closings and openings. Before every flush, and after every
-call, the power is cut: each subset of the blocks that are not flushed is an image, where they are
-12 at most; else none and all, every single block, every pair, and a random part. Then random ones
-in which blocks are torn between sectors of 512 bytes, and ones in which, besides, a bit has flipped
-in one block of what is stored twice. (CrashMonkey, Mohan et al. 2018: nearly all
-crash bugs are found by few operations on a fresh file system, at a flush; ALICE, Pillai et al.
-2014: it is the order of what reaches the disk that programs get wrong.)
+Short stories are told to the real store on a simulated device, two of three with a log of sums:
+steps, skipped steps, attempts given up before and after they were prepared, closings and openings.
+Before every flush, and after every call, the power is cut: each subset of the blocks that are not
+flushed is an image, where they are 12 at most; else none and all, every single block, every pair,
+and a random part. Then random ones in which blocks are torn between sectors of 512 bytes, and ones
+in which, besides, a bit has flipped in one block of what is stored twice. (CrashMonkey, Mohan et
+al. 2018: nearly all crash bugs are found by few operations on a fresh file system, at a flush;
+ALICE, Pillai et al. 2014: it is the order of what reaches the disk that programs get wrong.)
 
 Of each image a store must open, at the state that was promised; inside a call, at the one before it
 or the one after it: which version is decided, which is prepared, every byte of both, and an attempt
@@ -33,15 +33,18 @@ from typing import NamedTuple
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError
 from luwu.base.seeds import derive
-from switch_emu.store import DecidedStep, FilePageStore, StoreConfig
+from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, StoreConfig
+from switch_emu.store.sums import SumShape
 from tests.simulate.device import Device, busy, simulated
 from tests.suites.store_suite import (
+    SummingStore,
     adamw_kind,
     contents,
     frozen_kind,
     record,
     sgd_kind,
     small_config,
+    sum_of,
     write_pages,
 )
 
@@ -49,6 +52,8 @@ EVERY_SUBSET_MAX = 12
 """Blocks of which every subset is tried: 4,096 images."""
 RANDOM_IMAGES = 40
 """In which some blocks are torn; and, of more than 12 blocks, as many without."""
+SLOTS_COUNT = 3
+"""Of a log of sums: some stories are long enough to use one again."""
 ROTTEN_BYTE = 20
 """Of a block: it is in the head of records and manifests, whatever their size."""
 GOES_ON_EVERY = 6
@@ -113,6 +118,10 @@ class Story:
         self._random = Random(derive(seed, "story"))
         self.device = Device(f"story-{seed}", Random(derive(seed, "device")))
         self.config = tiny_config() if seed % 4 else small_config(store_uuid="8" * 32)
+        self.is_logged = bool(seed % 3)
+        """It keeps a log of sums; pages of a story are in RAM then."""
+        self._before: dict[Version, Version | None] = {}
+        """What was decided when a version was prepared."""
         self.expected: dict[Version, list[bytes]] = {}
         """Records of every version that was prepared."""
         self.points: list[Point] = []
@@ -125,41 +134,66 @@ class Story:
     def tell(self) -> None:
         """Let it happen; the points are in `points` then."""
         self.device.make(self.config)
+        if self.is_logged:
+            self.device.make_log(SumShape(self.config, SLOTS_COUNT, 8))
         self.device.at_flush = self._may_be_cut
         store = self._open()
         self._step(store, applied=True, pages=range(self.config.page_count))
         for _ in range(self._random.randrange(2, 5)):
             what = self._random.choice(("step", "step", "skip", "abort", "abort prepared", "open"))
             if what == "open":
-                store.close()
+                self._close(store)
                 store = self._open()
             elif what.startswith("abort"):
                 self._abort(store, is_prepared=what.endswith("prepared"))
             else:
                 self._step(store, applied=what == "step", pages=self._some_pages())
-        store.close()
+        self._close(store)
 
     # ---------------------------------------------------------------------- what happens
 
-    def _open(self) -> FilePageStore:
+    def _open(self) -> PageStore:
         with self._call("open", self._now):
-            store = self.device.open()
+            store: PageStore = self.opened()
+            if self.is_logged:
+                store = SummingStore(store, MemoryPageStore(self.config))
         self._generation = store.generation
         return store
+
+    def opened(self) -> FilePageStore:
+        """The store on the device, whose updates can be made again."""
+        store = self.device.open()
+        store.redo = self._redo
+        return store
+
+    def _redo(
+        self, page: int, found: memoryview, data: memoryview, _: str, step: DecidedStep, note: bytes
+    ) -> None:  # fmt: skip
+        made = (step.version, step.attempt)
+        before = self._before[made]
+        assert before is not None
+        assert found == self.expected[before][page], f"page {page} is not updated from {before}"
+        assert data == sum_of(self.config, page, *made)
+        found[:] = self.expected[made][page]
+
+    def _close(self, store: PageStore) -> None:
+        with self._call("close", self._now):
+            store.close()
 
     def _some_pages(self) -> Sequence[int]:
         count = self._random.randrange(1, self.config.page_count + 1)
         return sorted(self._random.sample(range(self.config.page_count), count))
 
-    def _step(self, store: FilePageStore, *, applied: bool, pages: Sequence[int]) -> None:
+    def _step(self, store: PageStore, *, applied: bool, pages: Sequence[int]) -> None:
         made = self._prepare(store, applied=applied, pages=pages)
         with self._call("decide", State(made, None, self._now.attempt)):
             store.decide(*made)
 
-    def _prepare(self, store: FilePageStore, *, applied: bool, pages: Sequence[int]) -> Version:
+    def _prepare(self, store: PageStore, *, applied: bool, pages: Sequence[int]) -> Version:
         decided, attempt = self._now.decided, self._now.attempt
         version = 0 if decided is None else decided[0] + 1
         made = (version, attempt)
+        self._before[made] = decided
         before = [] if decided is None else self.expected[decided]
         self.expected[made] = [
             record(store, page, version, attempt) if page in pages and applied else before[page]
@@ -171,7 +205,7 @@ class Story:
             store.prepare(DecidedStep(version=version, attempt=attempt, applied=applied))
         return made
 
-    def _abort(self, store: FilePageStore, *, is_prepared: bool) -> None:
+    def _abort(self, store: PageStore, *, is_prepared: bool) -> None:
         attempt = self._now.attempt
         if is_prepared:
             self._prepare(store, applied=True, pages=self._some_pages())
@@ -264,7 +298,7 @@ def write_image(device: Device, point: Point, image: Image) -> None:
 
 def check_image(device: Device, story: Story, point: Point, *, goes_on: bool) -> None:
     """Open what is left: raises AssertionError or LuwuError if it is not what was promised."""
-    store = device.open()
+    store = story.opened()
     try:
         decided, prepared = store.decided, store.prepared
         found = State(

@@ -11,7 +11,7 @@ Writes, in order (invariants: `interface.py`; formats: `geometry.py`, `manifest.
     abort     if the step was prepared: superblock without it, twice | flush
     filling   superblock without versions, twice | flush; then bodies alone, until none is missing
     settle    bodies of pages that have sums in the log | flush | manifest of the decided version,
-              at the other place, superblock, twice | flush
+              at the other place, twice | flush | superblock, twice | flush
 
 So a step costs three flushes, four with a log, and opening reads one manifest, however large the
 store. A crash in the middle of a line affects only the other side, the other manifest, the other
@@ -416,7 +416,7 @@ class FilePageStore(PageStore):
                 (self.path / SUMS_NAME).unlink()
         if shape is not None:
             with refusing(f"{self.path / SUMS_NAME} could not be made"):
-                make_log(self.path, self.config, shape)
+                make_log(self.path, shape)
                 self._open_log()
 
     @property
@@ -484,7 +484,9 @@ class FilePageStore(PageStore):
         step = replace(decided, extra=extra)
         table = self._steps.table_changed(entries)
         with self._stop_on_error(f"settling version {version}"):
-            self._decided_ref = self._write_manifest(step, table)
+            ref = self._write_manifest(step, table)
+            self._meta.flush()  # a version that is decided is found by its superblock alone
+            self._decided_ref = ref
             self._write_superblock()
         self._steps.note_settled(step, table)
         return len(entries)

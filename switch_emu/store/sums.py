@@ -81,6 +81,10 @@ class SumShape:
     def __init__(self, config: StoreConfig, slots_count: int, note_bytes: int) -> None:
         """`note_bytes`: the most that a note takes."""
         self.slots_count, self.note_bytes = slots_count, note_bytes
+        self.head = json.dumps(
+            {"store_uuid": config.store_uuid, "slots": slots_count, "note_bytes": note_bytes}
+        ).encode()
+        """What the file begins with."""
         self.row = np.dtype(
             [("dtype", "u1"), ("digest", f"V{_DIGEST_BYTES}"), ("note", f"V{note_bytes}")]
         )
@@ -133,18 +137,15 @@ def has_log(directory: Path) -> bool:
     return (directory / SUMS_NAME).exists()
 
 
-def make_log(directory: Path, config: StoreConfig, shape: SumShape) -> None:
+def make_log(directory: Path, shape: SumShape) -> None:
     """Make an empty log, whole or not at all. Raises StoreFullError, OSError."""
     check_space(directory, shape.file_bytes)
     building, path = directory / f".{SUMS_NAME}.creating", directory / SUMS_NAME
-    head = {
-        "store_uuid": config.store_uuid, "slots": shape.slots_count, "note_bytes": shape.note_bytes,
-    }  # fmt: skip
     building.unlink(missing_ok=True)
     fd = os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, shape.file_bytes)
-        os.pwrite(fd, json.dumps(head).encode(), 0)
+        os.pwrite(fd, shape.head, 0)
         os.fsync(fd)
     except OSError:
         building.unlink()

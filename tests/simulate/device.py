@@ -46,6 +46,7 @@ from switch_emu.store.geometry import Geometry
 from switch_emu.store.manifest import copy_offset, meta_bytes
 from switch_emu.store.records import Durability
 from switch_emu.store.ring import RING_BYTES, RecordRing
+from switch_emu.store.sums import SUMS_NAME, SumShape
 
 BLOCK_BYTES = 4096
 SECTOR_BYTES = 512
@@ -157,6 +158,12 @@ class Device:
             file.close()
         self.armed = armed
 
+    def make_log(self, shape: SumShape) -> None:
+        """Add an empty log of sums."""
+        file = self.files[SUMS_NAME] = DeviceFile(SUMS_NAME, shape.file_bytes)
+        file.write(0, shape.head)
+        file.flush()
+
     def open(self, durability: Durability = "step") -> FilePageStore:
         """The real store, on this device."""
         return FilePageStore.open(self.path, durability=durability)
@@ -241,6 +248,8 @@ class Device:
         """Whether a block has its like elsewhere, or is a page: one that may be damaged."""
         if name in SIDE_NAMES:
             return True
+        if name == SUMS_NAME:
+            return offset > 0
         if offset < RING_BYTES:
             return offset // BLOCK_BYTES % 2 == 0
         assert self.config is not None
@@ -258,7 +267,7 @@ class Device:
             for offset in range(0, len(file.certain), BLOCK_BYTES):
                 is_written = any(file.seen[offset : offset + BLOCK_BYTES])
                 if is_written and self._may_lie(file.name, offset):
-                    is_ring = file.name not in SIDE_NAMES and offset < RING_BYTES
+                    is_ring = file.name in (META_NAME, LOCK_NAME) and offset < RING_BYTES
                     areas.setdefault((file.name, is_ring), []).append(offset)
         if not areas:
             return
@@ -458,6 +467,8 @@ def simulated() -> Iterator[None]:
         "lock_directory": _elsewhere("lock_directory", _lock),
         "check_sizes": _elsewhere("check_sizes", lambda device, geometry: None),
         "probe_direct_io": _elsewhere("probe_direct_io", _no_direct_io),
+        "has_log": _elsewhere("has_log", lambda device: SUMS_NAME in device.files),
+        "make_log": _elsewhere("make_log", Device.make_log),
         "failpoint": _failpoint,
     }
     with (
