@@ -2,7 +2,8 @@
 
 Both answer to the same calls, which are those of the node's shell. `Disk` keeps everything, always;
 `StoredDisk` runs `FilePageStore` on a simulated device (`device.py`), which power cuts tear and
-faults damage. Beside the state stands what the oracles want to know of every decided version.
+faults damage; or a state in RAM with its log of sums there. Beside the state stands what the
+oracles want to know of every decided version.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -23,23 +25,32 @@ from luwu.base.tree import ranks_of
 from luwu.layout import Share
 from luwu.protocol.epoch import NO_EPOCH, Epoch
 from luwu.wire.description import parse_description
+from luwu.wire.hyper import stated_hyper
+from luwu.wire.norms import clip_factor
 from switch_emu.node.core import actions as node_actions
 from switch_emu.store import (
     Contributor,
     DecidedStep,
     Field,
     FilePageStore,
+    MemoryPageStore,
     PageKind,
+    PageStore,
     StaleAttempt,
     StoreConfig,
     VersionMissing,
 )
+from switch_emu.store.logged import LoggedPageStore
+from switch_emu.store.sums import SumShape
 from tests.simulate.device import Device, DeviceFile, busy
-from tests.simulate.job import JOB, Job
+from tests.simulate.job import JOB, Job, apply_update, mask_of
 
 Pieces = dict[tuple[int, int], bytes]
 """(rank, piece) -> bytes that are to be kept beside a version."""
 
+
+Summed = tuple[Any, float, int]
+"""The sum of a page, what it is divided by, and a bitmap of the segments without a gradient."""
 
 _COPIED = (
     "description", "attempt", "recorded", "version", "applied", "pages", "tentative", "prepared",
@@ -233,8 +244,14 @@ class Disk:
         self.tentative.clear()
         self.prepared = None
 
-    def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
-        """A page of the version being made; of an older attempt: nothing is written."""
+    def write(
+        self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any,
+        summed: Summed | None = None,
+    ) -> None:  # fmt: skip
+        """A page of the version being made; of an older attempt: nothing is written.
+
+        `summed`: what it was updated with.
+        """
         if attempt != self.attempt:
             return
         assert self.prepared is None, "a page was written beside a prepared version"
@@ -364,13 +381,23 @@ def members_of(disks: Sequence[Disk]) -> list[Disk]:
     return [d for d in disks if not newest.members or newest.members >> d.number & 1]
 
 
+_NOTE = struct.Struct("<dQ")
+"""Of a sum in the log: the divisor, and absent segments."""
+
+
 class StoredDisk(Disk):
     """The real page store on a simulated device; `device.simulated()` must be on."""
 
-    def __init__(self, job: Job, number: int, count: int, random: Random) -> None:
-        super().__init__(job, number, count)
+    def __init__(
+        self, job: Job, number: int, count: int, random: Random, *, log_slots: int = 0,
+        in_place: bool = False,
+    ) -> None:  # fmt: skip
+        """`log_slots`: of the log of a state in RAM; 0: its pages are on the device alone."""
+        super().__init__(job, number, count, in_place=in_place)
+        self._log_slots = log_slots
         self.device = Device(f"{job.world_size}-{number}-{random.getrandbits(48):x}", random)
-        self._store: FilePageStore | None = None
+        self._store: PageStore | None = None
+        self._file: FilePageStore | None = None
         self._owned = [job.layout.chunks[index] for index in self.share.chunks()]
 
     @property
@@ -393,11 +420,8 @@ class StoredDisk(Disk):
     def _opened(self) -> node_actions.StoreFacts:
         """As `NodeShell._open` does."""
         with self._calling():
-            store = self._store = self.device.open()
-            prepared = store.prepared
+            store: PageStore = self._open_store()
             if self.count == 1:
-                if prepared is not None:
-                    store.decide(prepared.version, prepared.attempt)
                 store.record_attempt(store.attempt + 1)
             prepared = store.prepared
         self._follow()
@@ -410,6 +434,37 @@ class StoredDisk(Disk):
                 sum(1 << each.rank for each in prepared.contributors),
             )  # fmt: skip
         return self._facts()
+
+    def _open_store(self) -> PageStore:
+        """As `NodeStorage` does."""
+        file = self._file = self.device.open()
+        self._store = file
+        if self.count == 1 and file.prepared is not None:
+            file.decide(file.prepared.version, file.prepared.attempt)
+        if self._log_slots:
+            file.redo = self._redo
+            file.keep_log(SumShape(file.config, self._log_slots, _NOTE.size))
+            ram = MemoryPageStore(file.config, in_place=self.in_place)
+            self._store = LoggedPageStore(file, ram)
+        self.overwritten.clear()
+        return self._store
+
+    def _redo(
+        self, page: int, record: memoryview, data: memoryview, _: str, step: DecidedStep,
+        note: bytes,
+    ) -> None:  # fmt: skip
+        """The update of `machines.py`, once more."""
+        chunk, (divisor, absent) = self._owned[page], _NOTE.unpack(note)
+        kind = self.device.config.kind(page) if self.device.config else None
+        assert kind is not None
+        weights, momentum = (
+            np.frombuffer(record[slice(*kind.range(name))], np.float32)
+            for name in ("weight", "momentum")
+        )
+        grad = np.frombuffer(data, np.float32) / np.float32(divisor)
+        factor = clip_factor(stated_hyper(step.hyper).all_clips(2.0), step.norms)
+        unchanged = mask_of(self.job.layout, chunk.index, absent)
+        weights[:], momentum[:] = apply_update(weights, momentum, grad, unchanged, factor)
 
     def _follow(self) -> None:
         """Take note of what the store is decided at: I2, never older than what was promised."""
@@ -461,9 +516,9 @@ class StoredDisk(Disk):
         device.repair()
 
     def killed(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+        if self._file is not None:
+            self._file.close()  # what is in RAM is gone
+            self._store = self._file = None
 
     def power_cut(self) -> None:
         self.killed()
@@ -492,9 +547,16 @@ class StoredDisk(Disk):
             self._now.abort(attempt - 1)
         self.prepared = None
 
-    def write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
+    def write(
+        self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any,
+        summed: Summed | None = None,
+    ) -> None:  # fmt: skip
         page, record = self._record(chunk, weights, momentum)
         with self._calling(), contextlib.suppress(StaleAttempt):
+            if summed is not None and self._now.wants_sum(page):
+                total, divisor, absent = summed
+                data, note = memoryview(total.tobytes()), _NOTE.pack(divisor, absent)
+                self._now.log_sum(page, version, attempt, data, "float32", note)
             self._now.write(page, version, attempt, record)
             self._note_written(chunk, version, attempt)
 
@@ -582,7 +644,7 @@ class StoredDisk(Disk):
         return found
 
     @property
-    def _now(self) -> FilePageStore:
+    def _now(self) -> PageStore:
         if self._store is None:
             raise DiskFailed("the process was replaced: the store is another's")
         return self._store

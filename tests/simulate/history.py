@@ -78,7 +78,10 @@ class Simulation(Cluster):
         if not self.history.options.stored:
             return Disk(self.job, number, count, in_place=self.history.options.in_place)
         random = Random(derive(self.history.seed, "device", number))
-        return StoredDisk(self.job, number, count, random)
+        options = self.history.options
+        return StoredDisk(
+            self.job, number, count, random, log_slots=options.log_slots, in_place=options.in_place
+        )
 
     # ---------------------------------------------------------------------- the two phases
 

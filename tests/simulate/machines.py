@@ -29,7 +29,7 @@ from switch_emu.node.statistics import block_norms
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded
-from tests.simulate.disk import Disk, DiskFailed, members_of
+from tests.simulate.disk import Disk, DiskFailed, Summed, members_of
 from tests.simulate.job import JOB, Job, apply_update, mask_of, squares_of
 from tests.simulate.world import Payload, Process, World, drop, payload_bytes
 
@@ -376,11 +376,12 @@ class Node(Process):
         factor = clip_factor(stated_hyper(action.hyper).all_clips(2.0), action.norms)
         new, momentum = apply_update(weights, momentum, grad, unchanged, factor)
         made.append(new)
+        summed = (total, action.divisor, page.absent(action.absent))
         squares += squares_of(total)
         is_finite = all(map(math.isfinite, squares))
         if is_finite and at + 1 < len(pages):
             if not action.is_preview:
-                self._write_page(action, page.chunks[0], new, momentum)
+                self._write_page(action, page.chunks[0], new, momentum, summed)
             self._later(lambda: self._update_page(action, at + 1, squares, made))
             return []
         published = None
@@ -388,23 +389,28 @@ class Node(Process):
             published = Payload(np.concatenate(made), self.account)
         if action.is_preview:
             return self.core.previewed(action, published)
-        self._later(lambda: self._written(action, page.chunks[0], new, momentum))
+        self._later(lambda: self._written(action, page.chunks[0], new, momentum, summed))
         return self.core.updated(action, squares, published)
 
-    def _written(self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any) -> Any:
-        self._write_page(action, chunk, weights, momentum)
+    def _written(
+        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any, summed: Summed
+    ) -> Any:
+        self._write_page(action, chunk, weights, momentum, summed)
         return self.core.written(action)
 
     def _write_page(
-        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any
+        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any, summed: Summed
     ) -> None:
         if self._job.update == "streaming" and action.norms:  # perhaps once before the verdict
             self._owned.written.pop(chunk, None)
-        self._write(chunk, action.step + 1, action.attempt, weights, momentum)
+        self._write(chunk, action.step + 1, action.attempt, weights, momentum, summed)
 
-    def _write(self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any) -> None:
+    def _write(
+        self, chunk: int, version: int, attempt: int, weights: Any, momentum: Any,
+        summed: Summed | None = None,
+    ) -> None:  # fmt: skip
         assert self.disk.share.owns(chunk)
-        self._owned.write(chunk, version, attempt, weights, momentum)
+        self._owned.write(chunk, version, attempt, weights, momentum, summed)
 
     def _read(self, action: node_actions.ReadWeights) -> Any:
         return self._read_page(action, self._owned.known(action.version), [])

@@ -97,7 +97,9 @@ class Options:
     extent_chunks: int = 1
     """Chunks that travel together at most."""
     in_place: bool = False
-    """The node's state is in RAM, and a step overwrites it; so the node does not die."""
+    """The node's state is in RAM, and a step overwrites it; without a log the node does not die."""
+    log_slots: int = 0
+    """Of the log of sums beside a state in RAM that is stored; 0: there is none."""
     rows: int = 70
     """Of each unit: more of them are more parameters and more chunks."""
 
@@ -237,8 +239,14 @@ def _with_losses(
 def _in_place(
     random: Random, options: Options, faults: tuple[Fault, ...]
 ) -> tuple[Options, tuple[Fault, ...]]:
-    """The state is in RAM, in half of the histories that may have it so."""
-    if options.update != "at_step" or options.optimizer_nodes > 1 or random.random() >= 0.5:
+    """The state is in RAM, in half of the histories that may have it so; beside half of these, and
+    of those that are stored, there is a log of its sums."""
+    is_alone, is_in_place = options.optimizer_nodes == 1, random.random() < 0.5
+    is_in_place = is_in_place and is_alone and options.update == "at_step"
+    if is_alone and (is_in_place or options.stored) and random.random() < 0.5:
+        log_slots = random.choice((2, 3, 5))
+        return replace(options, in_place=is_in_place, stored=True, log_slots=log_slots), faults
+    if not is_in_place:
         return options, faults
     deadly = ("node", "switch") if options.own_switch else ("node",)
     left = tuple(
