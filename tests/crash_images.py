@@ -135,7 +135,8 @@ class Story:
         """Let it happen; the points are in `points` then."""
         self.device.make(self.config)
         if self.is_logged:
-            self.device.make_log(SumShape(self.config, SLOTS_COUNT, 8))
+            shape = SumShape(self.config, SLOTS_COUNT, 8)
+            self.device.make_log(shape, self.config.store_uuid)
         self.device.at_flush = self._may_be_cut
         store = self._open()
         self._step(store, applied=True, pages=range(self.config.page_count))

@@ -68,16 +68,16 @@ class LocalCluster(Closing):
         reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
         grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
         link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
-        optimizer_nodes: int = 1, replicas: int = 1,
+        optimizer_nodes: int = 1, replicas: int = 1, log_steps: int = 8,
         on_error: Callable[[BaseException], None] = lambda error: None,
         printed: IO[str] | None = None,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
         workers and node, one above all workers unless given; `optimizer_nodes`: optimizer nodes,
-        which hold `replicas` of each page: with more than one, the job outlives a node; `on_error`:
-        gets what ended a thread of switch or node, in that thread; `printed`: gets the nodes'
-        warnings."""
+        which hold `replicas` of each page: with more than one, the job outlives a node;
+        `log_steps`: see `NodeSpec`; `on_error`: gets what ended a thread of switch or node, in that
+        thread; `printed`: gets the nodes' warnings."""
         links = links or Links()
         at_node = links.node if has_switch else links.worker
         self._worker_retry = links.worker.retry()
@@ -98,7 +98,7 @@ class LocalCluster(Closing):
             job=self.job, world_size=world_size, listen="", summary=summary, state=state,
             memory_budget_bytes=memory_budget_bytes, chunk_bytes=chunk_bytes,
             extent_chunks=extent_chunks, durability="process", has_switch=has_switch,
-            resume=resume, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
+            resume=resume, log_steps=log_steps, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
             link_seed=derive(link_seed, "links", "node"), optimizer_nodes=optimizer_nodes,
             replicas=replicas, groups=() if tree is None else tree.groups,
         )  # fmt: skip

@@ -133,6 +133,12 @@ class NodeShell(Loop):
             kernel_version=kernels.made.kernel.version, kernel_reason=kernels.made.reason,
             weights="in place" if self._places is not None else "copied",
         )  # fmt: skip
+        steps_count, seconds = store.redone
+        if steps_count:
+            self.recorder.event(
+                "node.redone", steps=steps_count, ms=round(1e3 * seconds),
+                text=f"the last {steps_count} steps were made again from their sums",
+            )  # fmt: skip
         for note in store.notes:
             self.recorder.event("node.survived", level="WARNING", text=note)
 

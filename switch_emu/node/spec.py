@@ -25,7 +25,7 @@ class NodeSpec(RoleSpec):
     state: Path | None = None
     """Directory of the page store; None: the state is in RAM."""
     durability: Durability = "step"
-    log_steps: int = 1
+    log_steps: int = 8
     """Steps in which each page of a state that fits in RAM is written once; 1: in every step."""
     has_switch: bool = True
     resume: bool = False

@@ -10,11 +10,13 @@ places        weights that workers read in place, in shared memory of the transp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from luwu.aggregate import Aggregator, make_aggregator
-from luwu.base.errors import ConfigError, LuwuError
+from luwu.base.directories import check_space
+from luwu.base.errors import ConfigError, LuwuError, StoreFullError
 from luwu.base.quantities import format_bytes
 from luwu.layout import Extent, Share
 from luwu.wire.description import Description, parse_description
@@ -26,7 +28,7 @@ from switch_emu.node.spec import NodeSpec
 from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
 from switch_emu.store.attachments import AttachmentFiles
-from switch_emu.store.directory import CONFIG_NAME, Claim
+from switch_emu.store.directory import CONFIG_NAME, Claim, store_disk_bytes
 from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.spill import SpillFile
 from switch_emu.store.sums import SumShape
@@ -120,8 +122,11 @@ class NodeStorage:
             check_fits_in_ram(spec, self._plan, description)
             apart = self._weights_apart(description)
             return MemoryPageStore(config, in_place=is_in_place(description), weights=apart)
-        if not log_slots(spec, self._plan, description):
-            bytes_for_pages(spec, self._plan, description)  # raises before there is a directory
+        if not log_slots(spec, self._plan, description):  # these raise while there is no directory
+            bytes_for_pages(spec, self._plan, description)
+        else:
+            with _naming_flag():
+                check_space(spec.state, disk_bytes(spec, self._plan, description))
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
         )
@@ -191,18 +196,28 @@ class NodeStorage:
         file.redo = redo_of(config)
         if spec.optimizer_nodes == 1 and file.prepared is not None:
             file.decide(file.prepared.version, file.prepared.attempt)
-        slots_count = log_slots(spec, self._plan, description)
-        if not slots_count:
+        if not log_slots(spec, self._plan, description):
             file.keep_log(None)
             resident_bytes = bytes_for_pages(spec, self._plan, description)
-            rate = self._spec.disk_bytes_per_s
+            rate = spec.disk_bytes_per_s
             return TieredPageStore(file, resident_bytes, disk_bytes_per_s=rate)
-        file.keep_log(SumShape(config, slots_count, note_bytes(description.layout)))
+        with _naming_flag():
+            file.keep_log(log_shape(spec, description))
         apart = self._weights_apart(description)
         ram = MemoryPageStore(
             config, in_place=is_in_place(description), weights=apart, pins=file.path
         )
         return LoggedPageStore(file, ram)
+
+
+@contextmanager
+def _naming_flag() -> Iterator[None]:
+    """What is said of a disk that is too small says how to do with less."""
+    try:
+        yield
+    except StoreFullError as exc:
+        text = f"{exc} A smaller --log-steps takes less for the log of sums, 1 none."
+        raise StoreFullError(text) from exc
 
 
 def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
@@ -211,9 +226,23 @@ def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
     is_alone = description.layout.optimizer_nodes == 1 and spec.disk_bytes_per_s is None
     if spec.state is None or spec.log_steps == 1 or not is_alone:
         return 0
-    shape = SumShape(store_config(description), spec.log_steps, note_bytes(description.layout))
-    needed = bytes_in_ram(description) + whole_bytes(description.layout) + shape.memory_bytes
+    needed = bytes_in_ram(description) + whole_bytes(description.layout)
+    needed += log_shape(spec, description).memory_bytes
     return spec.log_steps if needed <= plan.resident_bytes else 0
+
+
+def log_shape(spec: NodeSpec, description: Description) -> SumShape:
+    """The log of a job that has one."""
+    config, note = store_config(description), note_bytes(description.layout)
+    return SumShape(config, spec.log_steps, note)
+
+
+def disk_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
+    """Bytes of a node's files for its pages, and of its log."""
+    found = store_disk_bytes(store_config(description, spec.number, spec.replicas))
+    if log_slots(spec, plan, description):
+        found += log_shape(spec, description).file_bytes
+    return found
 
 
 def is_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> bool:

@@ -416,7 +416,7 @@ class FilePageStore(PageStore):
                 (self.path / SUMS_NAME).unlink()
         if shape is not None:
             with refusing(f"{self.path / SUMS_NAME} could not be made"):
-                make_log(self.path, shape)
+                make_log(self.path, shape, self.config.store_uuid)
                 self._open_log()
 
     @property

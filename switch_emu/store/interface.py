@@ -66,6 +66,8 @@ class PageStore(Closing):
     """Count of openings, this one included; durable before the store is open."""
     notes: tuple[str, ...] = ()
     """Damage that opening repaired; for the log."""
+    redone: tuple[int, float] = (0, 0.0)
+    """Steps that opening made again from a log of sums, and the seconds that it took."""
 
     _steps: StepState
     """The versions that it has, and the calls that are allowed."""

@@ -19,6 +19,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from luwu.base.clock import SYSTEM_CLOCK
 from switch_emu.store.direct_io import IoCounter, aligned_buffer
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.interface import PageStore
@@ -41,22 +42,19 @@ class LoggedPageStore(PageStore):
         """... in the prepared version."""
         self._written = np.zeros(self.config.page_count, bool)
         """Pages that were written whole in the version being made."""
-        self.redone_count = 0
-        """Steps that were made again, as this store was opened."""
         assert file.prepared is None, "who has a log decides alone"
         if file.decided is not None:
             self._load(file.decided)
         ram.record_attempt(file.attempt, file.epoch)
 
     def _load(self, decided: DecidedStep) -> None:
-        file, ram = self._file, self._ram
+        file, ram, start_ns = self._file, self._ram, SYSTEM_CLOCK.now_ns()
         ram.begin_filling(decided.version)
         steps: set[int] = set()
         for page in range(self.config.page_count):
             lacking = file.lacking(page, decided.version)
             self._behind[page] = bool(lacking)
             steps.update(each.step.version for each in lacking)
-        self.redone_count = len(steps)
 
         def load(page: int) -> None:
             record = aligned_buffer(self.config.kind(page).record_bytes)
@@ -67,6 +65,7 @@ class LoggedPageStore(PageStore):
             for _ in pool.map(load, range(self.config.page_count)):
                 pass
         self._steps.note_settled(decided)
+        self.redone = len(steps), (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
 
     @property
     def stats(self) -> IoCounter:

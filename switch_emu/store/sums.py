@@ -81,10 +81,6 @@ class SumShape:
     def __init__(self, config: StoreConfig, slots_count: int, note_bytes: int) -> None:
         """`note_bytes`: the most that a note takes."""
         self.slots_count, self.note_bytes = slots_count, note_bytes
-        self.head = json.dumps(
-            {"store_uuid": config.store_uuid, "slots": slots_count, "note_bytes": note_bytes}
-        ).encode()
-        """What the file begins with."""
         self.row = np.dtype(
             [("dtype", "u1"), ("digest", f"V{_DIGEST_BYTES}"), ("note", f"V{note_bytes}")]
         )
@@ -103,6 +99,11 @@ class SumShape:
             for page in range(config.page_count)
         ]
         """The slot in which each page is written whole."""
+
+    def head(self, store_uuid: str) -> bytes:
+        """What the file begins with."""
+        said = {"slots": self.slots_count, "note_bytes": self.note_bytes}
+        return json.dumps({"store_uuid": store_uuid} | said).encode()
 
     def is_like(self, other: SumShape) -> bool:
         """True if a log of the one shape is one of the other."""
@@ -137,15 +138,15 @@ def has_log(directory: Path) -> bool:
     return (directory / SUMS_NAME).exists()
 
 
-def make_log(directory: Path, shape: SumShape) -> None:
+def make_log(directory: Path, shape: SumShape, store_uuid: str) -> None:
     """Make an empty log, whole or not at all. Raises StoreFullError, OSError."""
-    check_space(directory, shape.file_bytes)
     building, path = directory / f".{SUMS_NAME}.creating", directory / SUMS_NAME
+    check_space(path, shape.file_bytes)
     building.unlink(missing_ok=True)
     fd = os.open(building, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(fd, 0, shape.file_bytes)
-        os.pwrite(fd, shape.head, 0)
+        os.pwrite(fd, shape.head(store_uuid), 0)
         os.fsync(fd)
     except OSError:
         building.unlink()

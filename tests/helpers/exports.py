@@ -18,6 +18,7 @@ from luwu.checkpoint.source import RestingState
 from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import weights_digest
 from switch_emu.store import FilePageStore
 from tests.helpers.local_job import GROUPS, KIB, MIB, Job, Worker, cluster_for
@@ -112,6 +113,7 @@ def values_of(state: Path) -> Values:
     fields: dict[tuple[str, str], bytearray] = {}
     updates: dict[str, set[int]] = {}
     with FilePageStore.open(state, read_only=True) as store:
+        store.redo = redo_of(store.config)
         with RestingState(state) as resting:
             layout = resting.description.layout
         version = store.decided.version

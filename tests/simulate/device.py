@@ -158,10 +158,10 @@ class Device:
             file.close()
         self.armed = armed
 
-    def make_log(self, shape: SumShape) -> None:
+    def make_log(self, shape: SumShape, store_uuid: str) -> None:
         """Add an empty log of sums."""
         file = self.files[SUMS_NAME] = DeviceFile(SUMS_NAME, shape.file_bytes)
-        file.write(0, shape.head)
+        file.write(0, shape.head(store_uuid))
         file.flush()
 
     def open(self, durability: Durability = "step") -> FilePageStore:
