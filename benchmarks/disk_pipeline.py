@@ -23,13 +23,24 @@ from luwu.wire.stored import WEIGHT
 from switch_emu.node.core.actions import Decide, Prepare, Update
 from switch_emu.node.kernels import Arrays, Run, UpdateCall
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.page_updates import Kernels
+from switch_emu.node.page_updates import Kernels, note_bytes, redo_of
 from switch_emu.node.pages import field_view, store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
 from switch_emu.node.plan import EXTENT_AUTO_BYTES_MAX, NodePlan, default_extent_chunks, plan_node
+from switch_emu.node.scratch import aligned_floats
 from switch_emu.process.payload import Buffers, Payload
-from switch_emu.store import DecidedStep, Durability, FilePageStore, TieredPageStore, aligned_buffer
+from switch_emu.store import (
+    DecidedStep,
+    Durability,
+    FilePageStore,
+    MemoryPageStore,
+    PageStore,
+    TieredPageStore,
+    aligned_buffer,
+)
 from switch_emu.store.attachments import AttachmentFiles
+from switch_emu.store.logged import LoggedPageStore
+from switch_emu.store.sums import SumShape
 
 BUDGET_CHUNKS = 128
 """The default chunk leaves 64 to 127 chunks a budget up to 128 MiB, and more above."""
@@ -98,12 +109,13 @@ class Gradients:
     """A gradient for every extent, other ones each: windows into one array."""
 
     def __init__(self, elems_max: int) -> None:
-        self._values = np.random.default_rng(7).standard_normal(2 * elems_max, dtype=np.float32)
+        self._values = aligned_floats(2 * elems_max)  # as folded sums are
+        self._values[:] = np.random.default_rng(7).standard_normal(2 * elems_max, np.float32)
         self._span = elems_max
 
     def of(self, extent: Extent) -> Any:
         """float32 [elems of the extent]; read-only use."""
-        start = extent.index * 64 % self._span
+        start = extent.index * 1024 % self._span
         return self._values[start : start + extent.elems]
 
 
@@ -113,7 +125,10 @@ class PipelineArm(Closing):
     groups = ()
     """No switch has summed anything."""
 
-    def __init__(self, directory: Path, case: Case) -> None:
+    def __init__(
+        self, directory: Path, case: Case, *, in_ram: bool = False, slots: int = 0
+    ) -> None:
+        """`in_ram`: all pages are, and with `slots` beside a log of so many."""
         self._description = case.description
         self._layout = self._description.layout
         self._gradients = Gradients(max(extent.elems for extent in self._layout.extents))
@@ -122,7 +137,11 @@ class PipelineArm(Closing):
         self.config = store_config(self._description)
         file = FilePageStore.create(directory / "state", self.config, durability=case.durability)
         self.direct_io = file.direct.enabled
-        self._store = TieredPageStore(file, 0)
+        self._store: PageStore = TieredPageStore(file, self.config.state_bytes * in_ram)
+        if slots:
+            file.redo = redo_of(self.config)
+            file.keep_log(SumShape(self.config, slots, note_bytes(self._layout)))
+            self._store = LoggedPageStore(file, MemoryPageStore(self.config, in_place=True))
         self._load()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -177,6 +196,11 @@ class PipelineArm(Closing):
             while not self._is_decided:
                 self._answer()
             self._step = version
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of pages and sums that reached the disk so far."""
+        return self._store.stats.bytes_written
 
     def check(self) -> None:
         """Raises StateError unless the weights are those of the kernel alone."""

@@ -119,7 +119,7 @@ class Pipeline:
         """Versions that are pinned for readers."""
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
-        self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
+        self._sums = Buffers(aligned_buffer)  # the log writes them where they lie
         self._sums_room = threading.Semaphore(plan.updates_count)
         """Limits sums that the core has not counted yet to one per thread."""
         self._finished: list[Finished] = []
