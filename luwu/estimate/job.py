@@ -22,10 +22,13 @@ from switch_emu.node.storage import (
     bytes_of_records,
     check_fits_in_ram,
     is_in_place,
+    log_shape,
+    log_slots,
 )
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
 from switch_emu.store.around import pages_that_fit
+from switch_emu.store.sums import SumShape
 from switch_emu.switch.core.weights_down import chosen_extents
 from switch_emu.switch.plan import SwitchPlan
 
@@ -58,9 +61,15 @@ class Job:
         return self.node.world_size
 
     @property
-    def is_in_ram(self) -> bool:
-        """True if the state has no directory."""
-        return self.node.state is None
+    def has_directory(self) -> bool:
+        """True if the state is kept on disk."""
+        return self.node.state is not None
+
+    @property
+    def log(self) -> SumShape | None:
+        """The log of sums beside a state in RAM; None: it has none."""
+        has_log = log_slots(self.node, self.plan, self.description) > 0
+        return log_shape(self.node, self.description) if has_log else None
 
     @property
     def is_shared(self) -> bool:
@@ -138,7 +147,7 @@ def kept_in_ram(job: Job) -> Kept:
     ConfigError, with the budget that would do, if a state in RAM has no room."""
     store, layout = job.store, job.layout
     in_place, sums_bytes = bytes_in_place(job.node, job.plan, job.description), job.plan.sums_bytes
-    if job.is_in_ram:
+    if job.log is not None or not job.has_directory:
         check_fits_in_ram(job.node, job.plan, job.description)
         resident: Collection[int] = range(store.page_count)
         room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)

@@ -132,10 +132,14 @@ def estimate(job: Job, free_bytes: int | None = None) -> Estimate:
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """
     kept, store = kept_in_ram(job), job.store
-    needed = store_disk_bytes(store)
-    if free_bytes is not None and not job.is_in_ram and needed > free_bytes:
+    needed, log = store_disk_bytes(store), job.log
+    needed += 0 if log is None else log.file_bytes
+    if free_bytes is not None and job.has_directory and needed > free_bytes:
+        also = (
+            "" if log is None else ", the log of sums among them: a smaller --log-steps takes less"
+        )
         raise ConfigError(
-            f"state: two sides and their manifests take {format_bytes(needed)} on disk, "
+            f"state: two sides and their manifests take {format_bytes(needed)} on disk{also}; "
             f"{format_bytes(free_bytes)} are free; name a directory with as much by --state"
         )
     uses = disk_uses(job, kept)

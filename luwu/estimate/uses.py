@@ -3,14 +3,16 @@
 On disk, by parameter of 4 bytes, AdamW:
 
     use              read                     written
-    updates          12, if not resident      12, resident or not: the store keeps two sides
+    updates          12, if not resident      12, resident or not: the store keeps two sides;
+                                              with a log of k slots, 12 / k
+    log of sums                               4 (k - 1) / k
     pulls            4 a pull, if the page is neither resident nor its weights in shared memory
                      or in the cache of the switch, and the update did not hand them out on its way
     spilled sums     4                        4, of what exceeds the plan's RAM for sums
     manifest                                  the page table twice, and four blocks
 
-A state in RAM has no disk. Spilled are sums of an `at_step` step, and of one that streams and may
-be clipped: they all wait for its end.
+A state in RAM has no disk, or a log of sums. Spilled are sums of an `at_step` step, and of one that
+streams and may be clipped: they all wait for its end.
 Counted is the least: of a forward, pulls whose weights updates hand out (`plan.py`) are no reads.
 """
 
@@ -37,6 +39,7 @@ WORKER_BASE_BYTES: Final = 290 * MIB
 
 PULLS: Final = "pulls"
 SPILLED: Final = "spilled sums"
+LOG: Final = "log of sums"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +121,14 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
 def disk_space(job: Job, spilled_bytes: int) -> dict[str, int]:
     """Bytes taken by use."""
     space = {}
-    if not job.is_in_ram:
+    if job.has_directory:
         space["two sides"] = 2 * job.store.state_bytes
         space["manifests"] = store_disk_bytes(job.store) - space["two sides"]
+    if job.log is not None:
+        space[LOG] = job.log.file_bytes
     if spilled_bytes:  # the file is made whole when the first sum is spilled
-        space["spilled sums"] = spilled_bytes if job.is_in_ram else SUM_BYTES * job.trainable_elems
+        whole = SUM_BYTES * job.trainable_elems
+        space["spilled sums"] = whole if job.has_directory else spilled_bytes
     return space
 
 
@@ -133,17 +139,18 @@ def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
     if keeps_sums:
         spilled = max(0, SUM_BYTES * job.trainable_elems - kept.sums_bytes)
     sums = DiskUse(name=SPILLED, read_bytes=spilled, written_bytes=spilled)
-    if job.is_in_ram:
+    if not job.has_directory:
         return (sums,)
-    store = job.store
+    store, slots = job.store, 1 if job.log is None else job.log.slots_count
     geometry = Geometry(store)
-    read = written = pulled = 0
+    read = written = logged = pulled = 0
     for chunk in job.layout.chunks:
         body = geometry.body_bytes[store.page_kinds[chunk.index]]
         body = -(-body // BLOCK_BYTES) * BLOCK_BYTES
         is_resident = chunk.index in kept.resident
         if chunk.trainable:
-            written += body
+            written += body // slots
+            logged += chunk.sum_bytes * (slots - 1) // slots
             read += 0 if is_resident else body
         if is_resident or kept.places_bytes or chunk.index in kept.cached:
             continue
@@ -153,6 +160,7 @@ def disk_uses(job: Job, kept: Kept) -> tuple[DiskUse, ...]:
     table = -(-geometry.table.table_bytes // BLOCK_BYTES) + 1
     return (
         DiskUse(name="updates", read_bytes=read, written_bytes=written),
+        DiskUse(name=LOG, written_bytes=logged),
         DiskUse(name=PULLS, read_bytes=pulled),
         sums,
         DiskUse(name="manifest", written_bytes=(2 * table + 4) * BLOCK_BYTES),

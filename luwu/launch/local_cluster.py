@@ -98,10 +98,9 @@ class LocalCluster(Closing):
             job=self.job, world_size=world_size, listen="", summary=summary, state=state,
             memory_budget_bytes=memory_budget_bytes, chunk_bytes=chunk_bytes,
             extent_chunks=extent_chunks, durability="process", has_switch=has_switch,
-            resume=resume, log_steps=log_steps,
-            arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
+            resume=resume, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
             link_seed=derive(link_seed, "links", "node"), optimizer_nodes=optimizer_nodes,
-            replicas=replicas, groups=() if tree is None else tree.groups,
+            replicas=replicas, groups=() if tree is None else tree.groups, log_steps=log_steps,
         )  # fmt: skip
         self._transports: list[Transport] = []
         self.endpoints = {}

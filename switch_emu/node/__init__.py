@@ -8,6 +8,7 @@ storage.py      opens and makes the storage of the specification: store, spill f
 plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages
 kernels/        the arithmetic of an update
+page_updates.py how pages are updated, and once more from the log of sums
 extent_pages.py the pages of an extent, in groups that are worked on at once
 scratch.py      working memory of a pipeline thread
 statistics.py   norms per parameter, made during updates; norms other than the 2-norm

@@ -212,7 +212,7 @@ class NodeStorage:
 
 @contextmanager
 def _naming_flag() -> Iterator[None]:
-    """What is said of a disk that is too small says how to do with less."""
+    """The error of a disk that is too small names a flag with which less is needed."""
     try:
         yield
     except StoreFullError as exc:

@@ -2,9 +2,11 @@
 
 Start with `interface.py` (the guarantees), then `file.py` (how), `manifest.py` (the format).
 
-    interface.py    the guarantees of every page store (P1 to P8)
+    interface.py    the guarantees of every page store (P1 to P9)
     memory.py       a store in RAM
-    file.py         a store in a directory: two sides, no log
+    file.py         a store in a directory: two sides
+    sums.py         a log of sums: what pages were updated with since they were written
+    logged.py       a store in RAM, with a store in a directory and its log beside it
     versions.py     where each version of a page lies, the calls that are allowed, pinned versions
     manifest.py     the format of the superblock and the manifests
     geometry.py     offsets of records in the side files

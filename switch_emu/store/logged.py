@@ -42,7 +42,7 @@ class LoggedPageStore(PageStore):
         """... in the prepared version."""
         self._written = np.zeros(self.config.page_count, bool)
         """Pages that were written whole in the version being made."""
-        assert file.prepared is None, "who has a log decides alone"
+        assert file.prepared is None, "a node with a log decides alone"
         if file.decided is not None:
             self._load(file.decided)
         ram.record_attempt(file.attempt, file.epoch)

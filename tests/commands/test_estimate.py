@@ -99,10 +99,12 @@ def test_without_resharding_weights_are_pulled_once() -> None:
 
 
 def test_resident_pages_are_written_and_never_read() -> None:
+    """Goal: with all pages in RAM an eighth of them is written a step, and of the others sums."""
     found = estimate(job(resident_bytes=GIB))
     assert found.resident_pages_ratio == 1
-    assert use(found, "updates") == (0, 12)
+    assert (use(found, "updates"), use(found, "log of sums")) == ((0, 12 / 8), (0, 4 * 7 / 8))
     assert found.disk_read_bytes == 0
+    assert 32 * P < found.disk_space_bytes["log of sums"] < 32 * P + 8 * MIB
     half = estimate(job(resident_bytes=16 * (12 * ELEMS + 64)))
     assert half.resident_pages_ratio == 0.5
     assert use(half, "updates") == (6, 12)

@@ -54,6 +54,7 @@ OPTIMIZERS: dict[str, Callable[[torch.nn.Module], Any]] = {
 }
 
 
+@pytest.mark.feature("a log of sums beside a state in RAM")
 @pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_made_again_bit_for_bit(name: str, has_switch: bool, tmp_path: Path) -> None:
