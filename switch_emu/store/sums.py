@@ -209,6 +209,8 @@ class SumLog(Closing):
     def write(self, slot: int, page: int, data: memoryview, dtype: str, note: bytes) -> None:
         """Write the sum of a page in the version being made; the last one counts."""
         assert len(data) == self._config.page_elems[page] * DTYPES[dtype].nbytes
+        if dtype == "float32":
+            data, dtype = _narrowed(data)
         self._file.write(self.shape.offset(slot, page), data)
         digest = xxhash.xxh3_128_digest(data)
         row = (_DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0"))
@@ -293,6 +295,17 @@ class SumLog(Closing):
         if rows["dtype"].max(initial=0) >= len(_DTYPES):
             return None
         return LoggedStep(step, slot, (before[0], before[1]), rows)
+
+
+def _narrowed(data: memoryview) -> tuple[memoryview, str]:
+    """The same float32 values in half of the bytes, if all of them are of bfloat16: as the sum of
+    one contribution in 16 bits is."""
+    bits = np.frombuffer(data, np.uint32)
+    if (bits[:64] & 0xFFFF).any() or (bits & 0xFFFF).any():  # in others the first ones tell
+        return data, "float32"
+    narrow = aligned_buffer(len(data) // 2)
+    np.right_shift(bits, 16, out=np.frombuffer(narrow, np.uint16), casting="unsafe")
+    return narrow, "bfloat16"
 
 
 def _whole(nbytes: int) -> int:

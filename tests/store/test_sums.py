@@ -230,3 +230,28 @@ def test_a_page_that_is_not_trained_has_no_sum(tmp_path: Path) -> None:
     assert SumShape(config, SLOTS, 1).places[3] == SumShape(config, SLOTS, 1).places[4]
     assert record(job.store, 3, 0) == job.expected[0][3]
     job.store.close()
+
+
+def test_a_sum_of_bfloat16_values_takes_half(tmp_path: Path) -> None:
+    """Goal: float32 values that are all of bfloat16 are kept as such; one other, and none is."""
+    job = Job(tmp_path / "store", 6)
+    file, seen = job.store._file, list[tuple[bytes, str]]()
+    assert file._sums is not None
+
+    def redo(
+        page: int, found: memoryview, data: memoryview, dtype: str, step: DecidedStep, note: bytes
+    ) -> None:  # fmt: skip
+        seen.append((bytes(data), dtype))
+
+    values = np.arange(4096, dtype=np.uint32) << 16
+    for attempt in (0, 1):
+        values[-1] += attempt
+        file.log_sum(5, 1, attempt, memoryview(values.tobytes()), "float32", b"a")
+        job.store.write(5, 1, attempt, record(job.store, 5, 1))
+        job.store.prepare(DecidedStep(version=1, attempt=attempt))
+        file._sums.redo(file._sums._steps[1, attempt], 5, memoryview(b""), redo)
+        job.store.record_attempt(attempt + 1)
+        job.store.abort(attempt)
+    narrow = np.arange(4096, dtype=np.uint16)
+    assert seen == [(narrow.tobytes(), "bfloat16"), (values.tobytes(), "float32")]
+    job.store.close()
