@@ -263,8 +263,8 @@ ONCE_FAILED = {
     ), (
         Noise(at_ms=0, for_ms=312, drop_percent=5, repeat_percent=10, flip_percent=0, delay_ms=5),
     )),
-    # O4. A rank and the switch are started again while a step that is judged waits for what the rank
-    # attaches. The new switch knows no former start of the rank, so nobody said that it is lost.
+    # O4. A rank and the switch are started again while a step that is judged waits for what the
+    # rank attaches. The new switch knows no former start of it, so nobody said that it is lost.
     "what a rank attached is lost with the switch": History(5011301, Options(
         steps=4, skip_step=2, idle=True, pulls_ahead=True, keeps=True, cache_bytes_max=1000000,
         aggregate="shared-exponent",
