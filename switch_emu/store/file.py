@@ -407,6 +407,7 @@ class FilePageStore(PageStore):
         if self._sums is not None and shape is not None and shape.is_like(self._sums.shape):
             return
         if self._sums is not None:
+            assert self._steps.prepared is None, "its sums would be lost"
             decided = self._steps.decided
             version = 0 if decided is None else decided.version
             self.settle(lambda page, record: self.read(page, version, record))

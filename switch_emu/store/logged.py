@@ -5,9 +5,8 @@ All is read and written in RAM. On disk a step writes the sum of each page that 
 `log_sum`, and whole only the pages that have their turn; those too that were not updated, if they
 have a sum in the log. A page that is written and has no sum in this version is written whole.
 
-    open       the record of each page, and the sums since, made again
-    prepare, decide, abort    in the directory first
-    close      pages that have sums in the log are written whole: a clean end leaves nothing to redo
+    open     the record of each page is read, and the updates since are made again
+    close    pages that have sums in the log are written whole: a clean end leaves nothing to redo
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from switch_emu.store.manifest import STEP_RECORD_BYTES_MAX, step_of, step_value
 from switch_emu.store.records import SUMS_KEY, DecidedStep
 
 SUMS_NAME: Final = "sums.dat"
+
 Redo = Callable[[int, memoryview, memoryview, str, DecidedStep, bytes], None]
 """(page, record, sum, its dtype, step, note): makes the update of a step again, in the record."""
 
@@ -251,14 +252,12 @@ class SumLog(Closing):
         self._file.flush()
 
     def redo(self, logged: LoggedStep, page: int, record: memoryview, redo: Redo) -> None:
-        """Update a record by a step of the log; nothing if that did not change the page.
+        """Update a record by a step of the log, which has a sum of its page.
 
         Raises PageCorruptError if the sum is not what was written.
         """
         row = logged.rows[page]
         dtype = _DTYPES[row["dtype"]]
-        if not dtype:
-            return
         data = aligned_buffer(self._config.page_elems[page] * DTYPES[dtype].nbytes)
         self._file.read(self.shape.offset(logged.slot, page), data)
         found, expected = xxhash.xxh3_128_digest(data), row["digest"].tobytes()
@@ -291,7 +290,7 @@ class SumLog(Closing):
             step = step_of(parse_json(bytes(data[_HEAD.size : rows_at])))
         except MALFORMED:
             return None
-        rows = np.frombuffer(data[rows_at:end], self.shape.row)
+        rows = np.frombuffer(data[rows_at:end], self.shape.row).copy()
         if rows["dtype"].max(initial=0) >= len(_DTYPES):
             return None
         return LoggedStep(step, slot, (before[0], before[1]), rows)
