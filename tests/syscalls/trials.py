@@ -26,6 +26,7 @@ from pathlib import Path
 
 from luwu.base.errors import LuwuError
 from luwu.wire.description import parse_description
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import weights_digest
 from switch_emu.store import FilePageStore
 from tests.syscalls import story
@@ -227,6 +228,7 @@ def _check_state(place: Place, announced: int) -> None:
             raise Violated(f"SV2: version {announced} was announced, and there is no state")
         return
     with FilePageStore.open(place.state, read_only=True) as store:
+        store.redo = redo_of(store.config)
         found = -1 if store.decided is None else store.decided.version
         if found < announced:
             raise Violated(f"SV2: version {announced} was announced, {found} is decided on disk")
