@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base.quantities import exact_size
 from luwu.commands.main import main
 from tests.helpers.schemas import check
 from tests.processes.commands import Terminal
+from tests.processes.test_worker_hosts import LUWU, URL
 
 BUDGET = ("--workers", "2", "--memory-budget", "4MiB", "--transport", "ipc")
 TIED = """
@@ -79,6 +81,49 @@ def test_a_script_is_estimated_as_it_runs(
     assert abs(sum(planned["disk_space_bytes"].values()) - node["disk_space_bytes"]) < 1 << 18
     links = {use["role"]: use for use in planned["network"]}
     assert node["network_bytes"]["into_node"] == 2 * links["node"]["into_bytes"]
+
+
+@pytest.mark.feature("an estimate of any script, before it runs")
+def test_what_a_small_switch_of_a_host_costs_is_estimated(
+    shell: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: with --hosts, the weights that its switch has no room for pass the link of a host twice
+    a step; with the budget named, none do. Method: two steps of one job whose hosts have a switch
+    without a cache and one of that budget; what came over their links."""
+    (tmp_path / "tied.py").write_text(TIED)
+    script, hosts = (str(tmp_path / "tied.py"), "64"), ("--workers", "2", "--hosts", "2")
+
+    def estimate(switch_bytes: int) -> tuple[int, dict[str, int]]:
+        flags = ("--memory-budget", "4MiB", "--switch-memory-budget", exact_size(switch_bytes))
+        assert main(["estimate", *hosts, *flags, "--json", "-", *script]) == 0
+        found = json.loads(capsys.readouterr().out)
+        check("estimate", found)
+        links = {use["role"]: use for use in found["estimate"]["network"]}
+        return links["link of a host"]["into_bytes"], found["estimate"]["host"]
+
+    small = 160 << 20
+    twice_bytes, host = estimate(small)
+    once_bytes, roomy = estimate(host["enough_memory_bytes"])
+    assert roomy["weights_twice_bytes"] == 0
+    assert twice_bytes == once_bytes + host["weights_twice_bytes"]
+    assert estimate(host["enough_memory_bytes"] - 1024)[1]["weights_twice_bytes"] > 0
+
+    up = ("--memory-budget", "4MiB", "--bind", "tcp://127.0.0.1:0", "--state", "state")
+    serving = shell.start_program(LUWU, ("up", "--run-dir", "up", *hosts, *up), {})
+    url = serving.wait_for(URL)[1]
+    commands = [serving]
+    for rank, budget in enumerate((small, host["enough_memory_bytes"])):
+        flags = ("--ranks", str(rank), "--switch-memory-budget", exact_size(budget))
+        run = ("run", "--join", url, "--run-dir", f"host-{rank}", *flags, *script)
+        commands.append(shell.start_program(LUWU, run, {}))
+    for command in reversed(commands):
+        assert command.wait() == 0, command.err
+    came = []
+    for rank in range(2):
+        file = tmp_path / f"host-{rank}" / "results" / f"switch-host-{rank}.json"
+        came.append(json.loads(file.read_text())["network_bytes"]["from_parent"])
+    assert came[0] == 2 * twice_bytes
+    assert 2 * once_bytes <= came[1] <= 3 * once_bytes, "some of a step that is not made"
 
 
 def test_a_model_that_fits_no_machine_is_estimated(
