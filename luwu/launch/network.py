@@ -15,7 +15,7 @@ _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
 128 KiB 2158, 256 KiB 2181, 16 MiB 3500. Below some size messages bind, and not bytes."""
 
 _BETWEEN_HOSTS: Final = 125e6
-"""Bytes per second of links that are not ours to know: faster ones lose little by smaller chunks."""
+"""Bytes per second of links that are not ours to know; faster ones lose little by small chunks."""
 
 
 def links_of(config: RunConfig) -> Links:
