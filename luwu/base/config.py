@@ -180,7 +180,7 @@ class RunConfig:
         "ranks")
     engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
-    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", UP, HOSTS,
+    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", ("up", "estimate"), HOSTS,
         "number of hosts that share the workers evenly, each with a switch of its own",
         roles=BOTH)
     bind: str | None = _key(None, words, "ENDPOINT", UP, HOSTS,

@@ -18,8 +18,8 @@ from luwu.commands.run import check_script, own_script
 from luwu.launch.network import links_of
 from luwu.launch.serving import decide_sizes, node_plan, state_directory
 
-SCHEMA: Final = 5
-"""5: without rates of the disk."""
+SCHEMA: Final = 6
+"""6: with the link of a host."""
 OF_SCRIPTS: Final = ("json",)
 """Keys of `luwu compare` alone that count for a script too."""
 
@@ -28,7 +28,7 @@ OF_SCRIPTS: Final = ("json",)
     "estimate",
     "luwu estimate --workers 2 --memory-budget 1GiB train.py --epochs 3",
     "luwu estimate --layers 12 --width 768 --workers 2 --memory-budget 1GiB",
-    keys=form.keys_of("compare"),
+    keys=form.keys_of("compare", "estimate"),
 )
 @click.argument(form.SCRIPT, nargs=-1, type=form.Value("FILE|-m MODULE "))
 def run(resolved: Resolved, script: tuple[str, ...]) -> int:

@@ -9,8 +9,8 @@ from typing import cast
 
 from luwu.base.config import RunConfig
 from luwu.join.job_file import ScriptJob
-from luwu.launch.serving import Sizes, chosen_transport, node_plan, tree_of
-from luwu.launch.switch_memory import widest_plan
+from luwu.launch.serving import Sizes, can_share, chosen_transport, node_plan, on_a_host, tree_of
+from luwu.launch.switch_memory import switch_plan, widest_plan
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.pages import store_config
@@ -49,6 +49,10 @@ class Job:
     """The memory plan of the switch, be it the node's own."""
     transport: str
     """`tcp`, `ipc` or `shm`."""
+    hosts: int = 1
+    """Hosts that share the workers evenly."""
+    on_host: SwitchPlan | None = None
+    """The memory plan of the switch of each, where there are several."""
 
     @property
     def layout(self) -> Layout:
@@ -139,6 +143,11 @@ def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | Non
             config, tree_of(config), layout.extent_bytes, in_arenas=transport == "shm"
         ),
         transport=transport,
+        hosts=config.hosts,
+        on_host=None if config.hosts == 1 else switch_plan(
+            on_a_host(config), child_count=config.workers // config.hosts,
+            extent_bytes=layout.extent_bytes, in_arenas=can_share(),
+        ),
     )  # fmt: skip
 
 
@@ -159,10 +168,15 @@ def kept_in_ram(job: Job) -> Kept:
         resident, unused_bytes = fitting, room_bytes - sum(fitting.values())
     cached: frozenset[int] = frozenset()
     if job.node.has_switch and not in_place:
-        extents = chosen_extents(layout, job.switch.cache_bytes)
-        cached = frozenset(chunk for each in extents for chunk in layout.extents[each].chunks)
+        cached = cached_chunks(layout, job.switch)
     has_room = places_bytes(layout) <= job.switch.cache_bytes
     return Kept(
         places_bytes=in_place, resident=resident, unused_bytes=unused_bytes, sums_bytes=sums_bytes,
         cached=cached, cached_in_place=bool(cached) and job.is_shared and has_room,
     )  # fmt: skip
+
+
+def cached_chunks(layout: Layout, plan: SwitchPlan) -> frozenset[int]:
+    """The chunks whose weights a switch caches."""
+    chosen = chosen_extents(layout, plan.cache_bytes)
+    return frozenset(chunk for each in chosen for chunk in layout.extents[each].chunks)

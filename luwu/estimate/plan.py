@@ -18,10 +18,12 @@ from luwu.estimate.job import Job, kept_in_ram
 from luwu.estimate.uses import (
     SPILLED,
     DiskUse,
+    HostUse,
     LinkUse,
     MemoryUse,
     disk_space,
     disk_uses,
+    host_use,
     link_uses,
     memory_uses,
 )
@@ -42,6 +44,8 @@ class Estimate:
     weights_in_place: bool
     cached_ratio: float
     """Share of the weights that the switch caches."""
+    host: HostUse | None
+    """Of each host, where there are several."""
 
     @property
     def disk_read_bytes(self) -> int:
@@ -72,6 +76,7 @@ class Estimate:
             "resident_pages_ratio": self.resident_pages_ratio,
             "weights_in_place": self.weights_in_place,
             "cached_ratio": self.cached_ratio,
+            "host": None if self.host is None else asdict(self.host),
         }
 
     @property
@@ -123,6 +128,11 @@ class Estimate:
                  f"{format_bytes(use.out_of_bytes)} out")
                 for use in self.links
             )),
+            *([] if self.host is None else [
+                f"{format_bytes(self.host.weights_twice_bytes)} of the weights pass the link of a "
+                "host twice a step; none do if its --switch-memory-budget is "
+                f"{format_bytes(self.host.enough_memory_bytes)}"
+            ]),
         ]  # fmt: skip
 
 
@@ -153,6 +163,7 @@ def estimate(job: Job, free_bytes: int | None = None) -> Estimate:
         resident_pages_ratio=len(kept.resident) / store.page_count,
         weights_in_place=kept.places_bytes > 0 or kept.cached_in_place,
         cached_ratio=sum(job.layout.chunks[i].wire_bytes for i in kept.cached) / job.wire_bytes,
+        host=None if job.on_host is None else host_use(job, job.on_host),
     )
 
 

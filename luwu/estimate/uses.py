@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from luwu.base.limits import GRADIENT_BYTES, MIB
-from luwu.estimate.job import Job, Kept
+from luwu.estimate.job import Job, Kept, cached_chunks
 from luwu.join.connection import PREFETCH_UNITS
-from luwu.layout import SUM_BYTES
+from luwu.layout import SUM_BYTES, Chunk
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.directory import store_disk_bytes
 from switch_emu.store.geometry import Geometry
+from switch_emu.switch.plan import SwitchPlan, budget_to_cache
 
 NODE_BASE_BYTES: Final = 170 * MIB
 """Python and torch in a node, before it allocates anything for a job; where its kernel was checked
@@ -79,13 +80,15 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
     pulled = min((PREFETCH_UNITS + 2) * unit_bytes, job.wire_bytes)
     units = 0 if kept.places_bytes else pulled
     shown = "weights used in place" if kept.places_bytes else f"up to {PREFETCH_UNITS + 2} units"
+    own = job.on_host or job.switch  # of the switch that workers connect to
     gradients = 2 * unit_bytes  # the allocator keeps holes; cells, where no arena has them
-    gradients += 0 if job.is_shared else min(GRADIENT_BYTES, job.pushed_bytes)
+    gradients += 0 if own.arena_bytes else min(GRADIENT_BYTES, job.pushed_bytes)
     sums_bytes = min(kept.sums_bytes, SUM_BYTES * job.trainable_elems) - job.plan.sums_bytes
     node_bytes = job.plan.budget_bytes - kept.places_bytes - kept.unused_bytes + max(0, sums_bytes)
     weights_bytes = (2 if kept.cached_in_place else 1) * job.wire_bytes
     whole_step = (job.workers + 2) * job.pushed_bytes + weights_bytes
     switch_bytes = min(job.switch.budget_bytes, whole_step) + (0 if job.is_shared else pulled)
+    at_host_bytes = min(own.budget_bytes, whole_step + job.wire_bytes)
     uses = [
         MemoryUse(
             role="worker", processes_count=job.workers,
@@ -100,13 +103,18 @@ def memory_uses(job: Job, kept: Kept) -> tuple[MemoryUse, ...]:
             base_bytes=SWITCH_BASE_BYTES,
         ),
         MemoryUse(
+            role="switch of a host", processes_count=job.hosts if job.on_host else 0,
+            nbytes=SWITCH_BASE_BYTES + at_host_bytes, label="assumed",
+            text="Python, its memory budget", base_bytes=SWITCH_BASE_BYTES,
+        ),
+        MemoryUse(
             role="node", processes_count=1, nbytes=NODE_BASE_BYTES + node_bytes, label="assumed",
             text="Python and torch, its memory budget, room for pages as far as there are pages",
             base_bytes=NODE_BASE_BYTES,
         ),
         MemoryUse(
-            role="arenas", processes_count=job.workers if job.is_shared else 0,
-            nbytes=min(job.switch.arena_bytes, 2 * job.pushed_bytes), label="predicted",
+            role="arenas", processes_count=job.workers if own.arena_bytes else 0,
+            nbytes=min(own.arena_bytes, 2 * job.pushed_bytes), label="predicted",
             text="shared memory for gradients, taken as it is used",
         ),
         MemoryUse(
@@ -180,15 +188,57 @@ def link_uses(job: Job, kept: Kept) -> tuple[LinkUse, ...]:
     pushed, sums = job.pushed_bytes, SUM_BYTES * job.trainable_elems
     if job.workers == 1:
         sums = pushed  # a sum of one goes on as it came
-    worker = LinkUse(role="worker", into_bytes=pulled, out_of_bytes=pushed)
-    everyone = (job.workers * pushed, job.workers * pulled)
+    found = [LinkUse(role="worker", into_bytes=pulled, out_of_bytes=pushed)]
+    children = job.workers
+    if job.on_host is not None:
+        again = passes_twice(job, job.on_host)
+        cached = sum(chunk.wire_bytes for chunk in again if chunk.index in kept.cached)
+        pulled = job.wire_bytes + sum(chunk.wire_bytes for chunk in again)
+        pushed = sums if job.workers > job.hosts else pushed
+        children = job.hosts
+        found.append(LinkUse(role="link of a host", into_bytes=pulled, out_of_bytes=pushed))
+    everyone = (children * pushed, children * pulled)
     if not job.node.has_switch:
-        return (worker, LinkUse(role="node", into_bytes=everyone[0], out_of_bytes=everyone[1]))
+        return (*found, LinkUse(role="node", into_bytes=everyone[0], out_of_bytes=everyone[1]))
     return (
-        worker,
+        *found,
         LinkUse(
             role="switch", into_bytes=everyone[0] + pulled - cached,
             out_of_bytes=sums + everyone[1],
         ),
         LinkUse(role="node", into_bytes=sums, out_of_bytes=pulled - cached),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostUse:
+    """Weights on the link of a host whose switch may be too small to cache them all."""
+
+    weights_twice_bytes: int
+    """Bytes that pass it twice a step: for forward, and for backward."""
+    enough_memory_bytes: int
+    """The budget of its switch with which none do."""
+
+
+def passes_twice(job: Job, on_host: SwitchPlan) -> list[Chunk]:
+    """The chunks that workers pull twice, and that the switch of a host does not cache."""
+    cached = cached_chunks(job.layout, on_host)
+    return [
+        chunk
+        for chunk in job.layout.chunks
+        if chunk.unit not in job.stays and chunk.index not in cached
+    ]
+
+
+def host_use(job: Job, on_host: SwitchPlan) -> HostUse:
+    """The weights that pass the link of a host twice. The last extents are cached first."""
+    extents = job.layout.extents
+    first = next((each.index for each in extents if each.unit not in job.stays), len(extents))
+    return HostUse(
+        weights_twice_bytes=sum(chunk.wire_bytes for chunk in passes_twice(job, on_host)),
+        enough_memory_bytes=budget_to_cache(
+            sum(extent.wire_bytes for extent in extents[first:]),
+            child_count=job.workers // job.hosts, extent_bytes=job.layout.extent_bytes,
+            in_arenas=on_host.arena_bytes > 0,
+        ),
     )  # fmt: skip

@@ -396,9 +396,7 @@ def add_leaf(
     elif listen.startswith(SHARED_SCHEME):
         raise ConfigError(f"bind: {listen} is none of ours; leave --bind out, or give tcp://")
     if listen.startswith(SHARED_SCHEME):
-        if config.switch_memory_budget is None:
-            budget = max(BUDGET_AUTO_MAX, free_memory_bytes() // 2)
-            config = replace(config, switch_memory_budget=budget)
+        config = on_a_host(config)
         plan = switch_plan(
             config, child_count=len(tree.children(place)), extent_bytes=parent.extent_bytes,
             in_arenas=True,
@@ -416,6 +414,13 @@ def add_leaf(
     return replace(
         joined, switch=endpoint, leaves=leaves, more_nodes=(), insecure=config.insecure, hosts=1
     )
+
+
+def on_a_host(config: RunConfig) -> RunConfig:
+    """The configuration of a switch of a host, which caches weights in half of the free memory."""
+    if config.switch_memory_budget is not None:
+        return config
+    return replace(config, switch_memory_budget=max(BUDGET_AUTO_MAX, free_memory_bytes() // 2))
 
 
 def leaf_of(place: Place, endpoint: str) -> Leaf:
@@ -481,7 +486,7 @@ def can_share() -> bool:
 
 def chosen_transport(config: RunConfig) -> str:
     """`tcp`, `ipc` or `shm`: as asked; else shared memory on one host, if it can be had."""
-    if config.bind is not None or config.transport == "tcp":
+    if config.bind is not None or config.hosts > 1 or config.transport == "tcp":
         return "tcp"
     if config.transport != "auto":
         return config.transport

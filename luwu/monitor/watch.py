@@ -289,7 +289,9 @@ class Watch:
         self, resolved: Mapping[str, Any], counted: Mapping[str, Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """The links of switch and node; of the busier direction, as links are full duplex."""
-        steps = max(1, len(self._history.decided_ns))
+        steps = len(self._history.decided_ns)
+        if not steps:  # the node is on another host
+            steps = max([1, *(each.steps_count for each in self._events.of("worker"))])
         asked = parse_links(resolved.get("link", {}).get("value") or "none")
         found = []
         for name, document in counted.items():

@@ -62,9 +62,8 @@ class MixedTransport(Transport):
         self._dialled[peer] = transport
 
     def reserve(self, nbytes: int) -> memoryview:
-        """Memory from where the peer that we dial is reached best; see `Transport.reserve`."""
-        is_wired = self._wired in self._dialled.values()
-        return (self._wired if is_wired else self._shared).reserve(nbytes)
+        """Shared memory, from which a socket sends as well; see `Transport.reserve`."""
+        return self._shared.reserve(nbytes)
 
     def send(self, peer: str, header: bytes, buffers: Sequence[Buffer] = ()) -> SendHandle:
         transport, name = self._route(peer)

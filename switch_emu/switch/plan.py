@@ -78,8 +78,9 @@ def plan_switch(
     """
     least_slots = EXTENTS_MIN * child_count * extent_bytes
     least = _budget_for(least_slots, child_count, extent_bytes, in_arenas=in_arenas)
-    many = EXTENTS_AUTO * child_count * max(extent_bytes, EXTENT_BYTES_MIN)
-    enough = _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
+    enough = budget_to_cache(
+        0, child_count=child_count, extent_bytes=extent_bytes, in_arenas=in_arenas
+    )
     if slots_bytes:
         fixed = _budget_for(slots_bytes, child_count, extent_bytes, in_arenas=in_arenas)
         enough = max(min(BUDGET_AUTO_MAX, enough), fixed)
@@ -110,6 +111,14 @@ def plan_switch(
         budget_bytes=budget_bytes, arena_bytes=arena_bytes, slots_bytes=slots_bytes,
         window_bytes=window_bytes, copies_bytes=copies_bytes, cache_bytes=cache_bytes,
     )  # fmt: skip
+
+
+def budget_to_cache(
+    weights_bytes: int, *, child_count: int, extent_bytes: int, in_arenas: bool
+) -> int:  # fmt: skip
+    """The least budget that caches so many bytes of weights beside its gradients."""
+    many = EXTENTS_AUTO * child_count * max(extent_bytes, EXTENT_BYTES_MIN)
+    return weights_bytes + _budget_for(many, child_count, extent_bytes, in_arenas=in_arenas)
 
 
 def roomy_extent_bytes(

@@ -88,8 +88,8 @@ class SwitchSpec(RoleSpec):
 
     @property
     def shares_memory(self) -> bool:
-        """True if all others read what lies in our arena."""
-        are_shared = (each.startswith(SHARED_SCHEME) for each in self.endpoints)
+        """True if all children read what lies in our arena."""
+        are_shared = (each.startswith(SHARED_SCHEME) for each in self.endpoints[:-1])
         return self.arena_bytes > 0 and all(are_shared)
 
     @property

@@ -71,7 +71,7 @@ class SwitchShell(Loop):
         add: SumInOrder = sum_in_order, counters: CountersFile | None = None,
         shares_memory: bool = False, connect_timeout_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`shares_memory`: all peers read what lies in memory that `transport` reserves;
+        """`shares_memory`: all children read what lies in memory that `transport` reserves;
         `connect_timeout_s`: end if a parent was not reached by then."""
         super().__init__(transport, recorder, core, counters=counters)
         self.core = core

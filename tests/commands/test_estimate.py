@@ -45,9 +45,10 @@ def job(
     layout: Layout | None = None, *, transport: str = "ipc", update: str = "streaming",
     state: Path | None = Path("state"), durability: Durability = "step", budget_bytes: int = GIB,
     switch_bytes: int | None = None, stays: Sequence[int] = (), may_be_clipped: bool = False,
-    **plans: int,
+    hosts: int = 1, **plans: int,
 ) -> Job:  # fmt: skip
-    """A job; `plans`: bytes of the node's plan, and of the switch's cache of weights."""
+    """A job; `plans`: bytes of the node's plan, and of the cache of weights of the switch, of each
+    host where there are several."""
     layout = layout or units()
     node = NodeSpec(
         job=1, listen="", summary=Path(), state=state, durability=durability, world_size=2,
@@ -66,6 +67,8 @@ def job(
             node.plan(), **{"resident_bytes": 0, "sums_bytes": 1 << 40, **plans}
         ),
         switch=dataclasses.replace(switch, cache_bytes=cache_bytes),
+        hosts=hosts,
+        on_host=dataclasses.replace(switch, cache_bytes=cache_bytes) if hosts > 1 else None,
     )  # fmt: skip
 
 
@@ -126,6 +129,27 @@ def test_weights_that_the_switch_caches_are_read_once() -> None:
     in_place = estimate(job(cache_bytes=4 * P, transport="shm", resident_bytes=16 * P + 4 * KIB))
     assert in_place.weights_in_place
     assert in_place.cached_ratio == 0
+
+
+def test_weights_that_the_switch_of_a_host_caches_pass_its_link_once() -> None:
+    """Goal: of two hosts with a worker each, what has no room passes the link twice, and is pulled
+    from the node once if the switch above has it; a unit that stays is pulled once."""
+    none = estimate(job(hosts=2))
+    assert links(none) == {
+        "worker": (8, 4), "link of a host": (8, 4), "switch": (16, 20), "node": (4, 8)
+    }  # fmt: skip
+    half = estimate(job(hosts=2, cache_bytes=2 * P))
+    assert half.host is not None
+    assert (half.host.weights_twice_bytes, links(half)["link of a host"]) == (2 * P, (6, 4))
+    assert links(half)["node"] == (4, 6), "the same half is cached above"
+    every = estimate(job(hosts=2, cache_bytes=4 * P))
+    assert every.host is not None
+    assert (every.host.weights_twice_bytes, links(every)["link of a host"]) == (0, (4, 4))
+    staying = estimate(job(hosts=2, stays=[0, 1]))
+    assert staying.host is not None
+    assert staying.host.weights_twice_bytes == 2 * P
+    assert staying.host.enough_memory_bytes == every.host.enough_memory_bytes - 2 * P
+    assert any("of the weights pass the link of a host twice" in line for line in half.details)
 
 
 def test_a_state_in_ram_has_no_disk() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from luwu.base.quantities import exact_size
 from luwu.commands.main import main
 from tests.helpers.schemas import check
 from tests.processes.commands import Terminal
+from tests.processes.test_worker_hosts import LUWU, URL
 
 BUDGET = ("--workers", "2", "--memory-budget", "4MiB", "--transport", "ipc")
 TIED = """
@@ -44,7 +46,7 @@ for block in model.blocks:
 luwu.fully_shard(model)
 optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-3)
 ids = torch.zeros(2, 8, dtype=torch.int64)
-for _ in range(2):
+for _ in range(int(sys.argv[2]) if len(sys.argv) > 2 else 2):
     model(ids).square().mean().backward()
     optimizer.step()
 luwu.finish()
@@ -79,6 +81,51 @@ def test_a_script_is_estimated_as_it_runs(
     assert abs(sum(planned["disk_space_bytes"].values()) - node["disk_space_bytes"]) < 1 << 18
     links = {use["role"]: use for use in planned["network"]}
     assert node["network_bytes"]["into_node"] == 2 * links["node"]["into_bytes"]
+
+
+@pytest.mark.feature("an estimate of any script, before it runs")
+def test_what_a_small_switch_of_a_host_costs_is_estimated(
+    shell: Terminal, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: with --hosts, the weights that its switch has no room for pass the link of a host twice
+    a step; with the budget named, none do; with more, workers use them where they lie. Method:
+    steps of one job whose hosts have a switch without a cache, and a roomy one; what came over
+    their links. At the end, up to all weights come for a step that is not made."""
+    (tmp_path / "tied.py").write_text(TIED)
+    steps = 4
+    script = (str(tmp_path / "tied.py"), "64", str(steps))
+    hosts = ("--workers", "2", "--hosts", "2")
+
+    def estimate(switch_bytes: int) -> tuple[int, dict[str, int]]:
+        flags = ("--memory-budget", "4MiB", "--switch-memory-budget", exact_size(switch_bytes))
+        assert main(["estimate", *hosts, *flags, "--json", "-", *script]) == 0
+        found = json.loads(capsys.readouterr().out)
+        check("estimate", found)
+        links = {use["role"]: use for use in found["estimate"]["network"]}
+        return links["link of a host"]["into_bytes"], found["estimate"]["host"]
+
+    small = 160 << 20
+    twice_bytes, host = estimate(small)
+    once_bytes, roomy = estimate(host["enough_memory_bytes"])
+    assert roomy["weights_twice_bytes"] == 0
+    assert twice_bytes == once_bytes + host["weights_twice_bytes"]
+    assert estimate(host["enough_memory_bytes"] - 1024)[1]["weights_twice_bytes"] > 0
+
+    up = ("--memory-budget", "4MiB", "--bind", "tcp://127.0.0.1:0", "--state", "state")
+    serving = shell.start_program(LUWU, ("up", "--run-dir", "up", *hosts, *up), {})
+    url = serving.wait_for(URL)[1]
+    commands = [serving]
+    for rank, budget in enumerate((small, 2 * small)):
+        flags = ("--ranks", str(rank), "--switch-memory-budget", exact_size(budget))
+        run = ("run", "--join", url, "--run-dir", f"host-{rank}", *flags, *script)
+        commands.append(shell.start_program(LUWU, run, {}))
+    for command in reversed(commands):
+        assert command.wait() == 0, command.err
+    for rank, nbytes in enumerate((twice_bytes, once_bytes)):
+        file = tmp_path / f"host-{rank}" / "results" / f"switch-host-{rank}.json"
+        carried = json.loads(file.read_text())["network_bytes"]
+        assert steps * nbytes <= carried["from_parent"] <= steps * nbytes + once_bytes
+        assert carried["to_children"] <= steps * nbytes + once_bytes, "none is sent again"
 
 
 def test_a_model_that_fits_no_machine_is_estimated(

@@ -30,6 +30,7 @@ from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.serve import SHARE, Latest, serve_page
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
+from luwu.wire.link_counts import LinkCount
 from tests.helpers.schemas import check
 from tests.helpers.waiting import ManualClock
 from tests.helpers.written_run import MS, Written
@@ -101,6 +102,16 @@ def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
     assert document["keys_set"] == ["steps"]
     assert document["waits_for"] == _wait_text(document)
     check("status", document)
+
+
+def test_bytes_of_a_link_where_the_node_is_elsewhere(run: RunDirectory) -> None:
+    """Goal: on a host of several, bytes are of a step too: its workers know how many there were."""
+    for path in (run.path / "events").glob("node*"):
+        path.unlink()
+    link = LinkCount(payload_bytes_sent=600, payload_bytes_received=300).document()
+    write_json(run.path / "counters" / "switch-host-0.json", {"links": {"parent": link}})
+    (row,) = Watch(run).document()["links"]
+    assert row["bytes_per_step"] == 100
 
 
 @pytest.mark.feature("luwu status of a run that is over")

@@ -86,6 +86,23 @@ class TestBetween(OverMixed):
         came.release()
         until_true(lambda: lent.done, leaf, child)
 
+    def test_what_is_reserved_is_read_in_place_below_and_sent_above(self, make: Make) -> None:
+        """Goal: weights that a switch caches lie where its children read them, though its parent
+        is reached over a socket."""
+        parent, leaf, child = make(), make(), make()
+        leaf.dial("parent", parent.listen(TCP))
+        child.dial("leaf", leaf.listen("shm://auto"))
+        names = meet(parent, leaf, leaf, child)[1:3]
+        (name,) = {*names} - {"parent"}
+        memory = leaf.reserve(MIB)
+        np.frombuffer(memory, np.uint8)[:] = 7
+        handles = [leaf.send(name, b"w", [memory]), leaf.send("parent", b"s", [memory])]
+        below, above = message(child), message(parent)
+        assert below.is_shared
+        assert below.buffers[0] == above.buffers[0] == memory
+        below.release()
+        until_true(lambda: all(each.done for each in handles), leaf, child)
+
     def test_a_blocked_receive_hears_either_side(self, make: Make) -> None:
         """T3. Goal: while nothing comes by one way, what comes by the other ends the wait."""
         parent, leaf, child = make(), make(), make()
