@@ -100,6 +100,13 @@ def _commands() -> Iterator[tuple[str, str]]:
                 yield f"luwu {words} {each.opts[-1]}", text
 
 
+def _fields(schema: Any) -> Iterator[str]:
+    for path, part in parts(schema):
+        for key, each in part.get("properties", {}).items():
+            kind = re.sub(r"[^a-z,]", "", str(each.get("type", "")))
+            yield f"{path}.{key}:{kind}".removeprefix("$.")
+
+
 def api() -> dict[str, str]:
     """Every name, and in one line what is known of it."""
     found = dict([*_python(), *_commands()])
@@ -111,16 +118,10 @@ def api() -> dict[str, str]:
     }
     for name, schema in schemas().items():
         number = schema.get("properties", {}).get("schema", {}).get("const", "")
-        fields = [
-            f"{path[2:]}.{key}:{re.sub(r'[^a-z,]', '', str(each.get('type', '')))}".removeprefix(
-                "."
-            )
-            for path, part in parts(schema)
-            for key, each in part.get("properties", {}).items()
-        ]
-        found[f"{name}.json"] = " ".join([str(number), *fields])
+        found[f"{name}.json"] = " ".join([str(number), *_fields(schema)])
     found |= dict.fromkeys(ENVIRONMENT_ONLY, "") | dict.fromkeys((*JOB_HELP, *HELP), "metric")
     found |= {f"{PROJECT['name']}[{extra}]": "" for extra in PROJECT["optional-dependencies"]}
+    found |= dict(re.findall(r"(torch)(\S+)", " ".join(PROJECT["dependencies"])))
     found |= {"python": PROJECT["requires-python"], document.FORMAT: str(document.VERSION)}
     found |= {"protocol": str(PROTOCOL_VERSION), "luwu-store": str(FORMAT_VERSION)}
     return {name: " ".join(text.split()) for name, text in found.items()}
@@ -158,7 +159,9 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 def problems(folder: Path, version: str, changelog: str, found: Mapping[str, str]) -> list[str]:
     """What of an API is not in the file of its version, and what of it the changelog lacks."""
     files = {path.stem.removeprefix("api-"): read(path) for path in folder.glob("api-*.txt")}
-    section = re.search(rf"^## {re.escape(version)}\n(.*?)(?=^## |\Z)", changelog, re.M | re.S)
+    section = re.search(
+        rf"^## {re.escape(version)}(?: .*?)?\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
+    )
     wrong = [] if section else [f"docs/changelog.md has no section {version}"]
     for name, how in changes(files.get(version, {}), found).items():
         wrong.append(f"{name} {how}: run python -m tests.api")

@@ -38,7 +38,7 @@ def test_a_change_is_named(tmp_path: Path) -> None:
         found = problems(empty)
         assert [each.partition(": name `")[2].partition("`")[0] for each in found] == names
     assert "luwu run --y - N + M: name" in found[4]
-    few = "## 0.10.0\n\n- `luwu.A` went,\n  `luwu\n  run --y`, `luwu.D` and `luwu.C`.\n"
+    few = "## 0.10.0 (some day)\n\n- `luwu.A` went,\n  `luwu\n  run --y`, `luwu.D` and `luwu.C`.\n"
     assert [each.partition(" ")[0] for each in problems(few)] == ["luwu.D.h"]
     assert problems(few + "`luwu.D.h`") == []
     assert problems("## 0.9.0\n")[0] == "docs/changelog.md has no section 0.10.0"
