@@ -67,7 +67,11 @@ def _members(cls: type, shown_elsewhere: set[Any]) -> Iterator[tuple[str, str]]:
             if isinstance(value, property):
                 yield name, ": " + _signature(value.fget).rpartition(" -> ")[2]
             elif inspect.isfunction(function):
-                yield name, _signature(function)
+                is_put = hasattr(function, "hooked") and each.__name__ not in function.__qualname__
+                if (
+                    not is_put
+                ):  # torch puts `step` of a base, wrapped, into the class of an optimizer
+                    yield name, _signature(function)
 
 
 def _python() -> Iterator[tuple[str, str]]:
