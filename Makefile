@@ -13,7 +13,7 @@ BIN := .venv/bin
 # Tests and the demo start Python a thousand times: each would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo gpu-check test campaign lint docs wheel clean
+.PHONY: help setup demo gpu-check test campaign lint docs wheel release-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo 'make lint      ruff, mypy, the import rules and words of texts'
 	@echo 'make docs      build the documents as a site, in site'
 	@echo 'make wheel     build wheel and sdist of luwu-emulator, in dist'
+	@echo 'make release-check  install both as users do, with Python 3.11 to 3.13, and try them'
 	@echo 'make clean     remove .venv, caches and build products; keeps runs and training state'
 	@echo
 	@echo 'PYTHON=python3.12       the interpreter: 3.11, 3.12 or 3.13'
@@ -68,6 +69,10 @@ docs: setup
 
 wheel: setup
 	$(BIN)/python -m hatchling build -d dist
+
+# In temporary directories; ARGS="--only 3.12" tries one Python. Changes no version and sends nothing.
+release-check: setup
+	$(BIN)/python -m tests.release $(ARGS)
 
 clean:
 	rm -rf .venv .venv.old build dist site *.egg-info

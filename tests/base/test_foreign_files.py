@@ -221,7 +221,7 @@ def test_what_is_read_is_bounded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 2000, "nested more than 64 deep"), ("9" * 5000, "more than 64 bits"),
+        ("[" * 2000 + "]" * 2000, "nested more than 64 deep"), ("9" * 5000, "more than 64 bits"),
         (str(2**64), "more than 64 bits"), ('{"a": 1, "a": 2}', "'a' is listed twice"),
         ('["\\ud800"]', "half a character"), ("\ufeff{}", "BOM"), ("", "Expecting value"),
     ],

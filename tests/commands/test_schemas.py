@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from luwu.commands.main import main
 from switch_emu.store import FilePageStore
 from tests.helpers.command_line import forms
 from tests.helpers.exports import Job, train
-from tests.helpers.schemas import SCHEMAS, check, schemas
+from tests.helpers.schemas import SCHEMAS, check, parts, schemas
 from tests.suites.store_suite import small_config, take_step
 
 PAGES = SCHEMAS.parent
@@ -57,16 +57,6 @@ def test_every_command_with_json_has_a_schema_and_every_schema_a_command() -> No
 def test_the_page_lists_every_schema() -> None:
     page = (PAGES / "json.md").read_text()
     assert set(re.findall(r"\(schema/([\w-]+)\.json\)", page)) == set(schemas())
-
-
-def parts(schema: Any, path: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
-    """A schema and all schemas in it."""
-    if isinstance(schema, dict):
-        yield path, schema
-        for key, each in schema.get("properties", {}).items():
-            yield from parts(each, f"{path}.{key}")
-        for key in ("items", "additionalProperties", "then", "else"):
-            yield from parts(schema.get(key), f"{path}[{key}]")
 
 
 @pytest.mark.parametrize("name", schemas())

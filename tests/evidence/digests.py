@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from luwu.layout import StoredForm
 from tests.evidence.jobs import OPTIMIZERS, Way, digest_of
 from tests.simulate.trees import TREES
 
@@ -84,6 +85,8 @@ def _others() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "clipped", {"update": "at_step", "max_grad_norm": 0.5}
     yield "clipped, no switch", {"update": "at_step", "max_grad_norm": 0.5, "has_switch": False}
     yield "clipped, two nodes", {"update": "at_step", "max_grad_norm": 0.5, "optimizer_nodes": 2}
+    form = StoredForm(state="int8", master="bfloat16")
+    yield "fewer bits, an average", {"form": form, "has_average": True}
     for update, has_switch in itertools.product(orders, (True, False)):
         where = "switch" if has_switch else "no switch"
         given = {"poison_step": 1, "update": update, "has_switch": has_switch}

@@ -17,9 +17,10 @@ from luwu.aggregate import FLOAT32
 from luwu.base.links import LinkPair, Links
 from luwu.base.tree import Place
 from luwu.launch.local_cluster import LocalCluster
-from luwu.layout import Layout
+from luwu.layout import ALL_FLOAT32, Layout, StoredForm
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
+from luwu.wire.stored import AVERAGE
 from switch_emu.node.pages import weights_digest
 from switch_emu.node.shell import NodeShell
 from switch_emu.store.striped import StripedPages
@@ -53,6 +54,9 @@ class Way:
     chunk_kib: int = 16
     update: str = "streaming"
     optimizer: str = "adamw"
+    form: StoredForm = ALL_FLOAT32
+    """How pages keep the state."""
+    has_average: bool = False
     wire_dtype: str = "float32"
     aggregate: str = FLOAT32
     max_grad_norm: float | None = None
@@ -84,6 +88,7 @@ class _Job(Job):
     @property
     def description(self) -> Description:
         update, state_fields, _ = OPTIMIZERS[self.way.optimizer]
+        state_fields += (AVERAGE,) * self.way.has_average
         return Description(
             layout=self.layout, optimizer=update, update=self.update, state_fields=state_fields
         )
@@ -93,6 +98,8 @@ class _Job(Job):
         names = ("lr", "weight_decay", "maximize") if "momentum" in more else tuple(GROUPS[0])
         if self.way.optimizer == "lion":
             names = ("lr", "beta1", "beta2", "weight_decay", "maximize")
+        if self.way.has_average:
+            more = {**more, "average_decay": 0.9}
         found = super().hyper(step)
         groups = tuple({**{n: group[n] for n in names}, **more} for group in found.groups)
         return replace(found, groups=groups)
@@ -162,4 +169,9 @@ def digest_at(way: Way, directory: Path) -> str:
 
 
 def _layout(way: Way) -> Layout:
-    return replace(make_layout(way.chunk_kib, way.wire_dtype), optimizer_nodes=way.optimizer_nodes)
+    layout = make_layout(way.chunk_kib, way.wire_dtype)
+    parameters = tuple(
+        replace(each, form=way.form.of(each.elems, is_embedding=False))
+        for each in layout.parameters
+    )
+    return replace(layout, parameters=parameters, optimizer_nodes=way.optimizer_nodes)

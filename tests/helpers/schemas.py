@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,16 @@ SCHEMAS: Final = Path(__file__).parents[2] / "docs" / "schema"
 def schemas() -> dict[str, dict[str, Any]]:
     """All of them by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(SCHEMAS.glob("*.json"))}
+
+
+def parts(schema: Any, path: str = "$") -> Iterator[tuple[str, dict[str, Any]]]:
+    """A schema and all schemas in it."""
+    if isinstance(schema, dict):
+        yield path, schema
+        for key, each in schema.get("properties", {}).items():
+            yield from parts(each, f"{path}.{key}")
+        for key in ("items", "additionalProperties", "then", "else"):
+            yield from parts(schema.get(key), f"{path}[{key}]")
 
 
 def check(name: str, document: object) -> None:

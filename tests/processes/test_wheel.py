@@ -5,7 +5,6 @@ It runs outside of the repository, in a directory with folders called `workers` 
 
 from __future__ import annotations
 
-import email
 import re
 import shlex
 import shutil
@@ -13,30 +12,23 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from email.message import Message
 from pathlib import Path
 
 import pytest
 
 from benchmarks.namespaces import CENTRE, Hosts
-from luwu.base.own import DISTRIBUTION, PACKAGES
+from luwu.base.own import PACKAGES
 from luwu.base.tree import tree_of_hosts
 from tests.helpers.local_job import Job, plain_of
 from tests.processes.commands import Command, Terminal, summary
+from tests.release import build, metadata_in, metadata_problems
 from tests.suites.unpack import unpack_all
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(source: Path, target: Path, kind: str) -> Path:
-    """A wheel or an sdist of a source tree."""
-    for needed in ("hatchling", "hatch_fancy_pypi_readme"):
-        pytest.importorskip(needed, reason="make setup installs it")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(target)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (made,) = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
-    return made
+for needed in ("hatchling", "hatch_fancy_pypi_readme"):
+    pytest.importorskip(needed, reason="make setup installs it")
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +46,6 @@ def names_in(wheel: Path) -> set[str]:
         return {each.filename for each in archive.infolist()}
 
 
-def metadata_in(wheel: Path) -> Message:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        return email.message_from_string(archive.read(name).decode())
-
-
 def test_wheel_holds_our_packages(wheel: Path) -> None:
     """Goal: every file of the packages, and nothing beside them."""
     packages = ("luwu", *PACKAGES)
@@ -73,7 +59,7 @@ def test_wheel_holds_our_packages(wheel: Path) -> None:
     assert {name for name in names if name.partition("/")[0] in packages} == ours
     others = {name.partition("/")[0] for name in names} - set(packages)
     assert [re.sub(r"-\d+(\.\d+)*", "", name) for name in others] == ["luwu_emulator.dist-info"]
-    assert metadata_in(wheel)["Name"] == DISTRIBUTION
+    assert metadata_problems(metadata_in(wheel)) == []
 
 
 def test_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
