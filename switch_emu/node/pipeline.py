@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,9 +30,9 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
 from luwu.base.tree import ranks_of
-from luwu.layout import SUM_BYTES, Segment, Share
+from luwu.layout import SUM_BYTES, Share
 from luwu.wire.description import Description
-from luwu.wire.hyper import decode_hyper
+from luwu.wire.hyper import StepHyper, decode_hyper
 from luwu.wire.norms import clip_factor
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
@@ -49,13 +49,14 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, update_runs
+from switch_emu.node.extent_pages import PageGroup, Pages, UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import Finished, PinnedVersions
 from switch_emu.node.scratch import Adder, Scratch, record_views
+from switch_emu.node.sheets import Matrix
 from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import Outgoing, WeightsPlaces
@@ -93,19 +94,6 @@ class Stored:
     """The chunks that the store holds; None: all."""
 
 
-class _Pages(NamedTuple):
-    """Pages that are worked on together."""
-
-    group: PageGroup
-    kind: PageKind
-    counts: UpdateCounts | None
-    """Counts of updates; None for frozen pages, which are never updated."""
-    segments: tuple[Segment, ...]
-    kernel: UpdateKernel
-    shape: tuple[int, ...] | None
-    """Shape of the one parameter of a page that is updated as a whole."""
-
-
 class Pipeline:
     """The threads that work on a node's pages; see the module."""
 
@@ -135,7 +123,7 @@ class Pipeline:
         )  # fmt: skip
         """Versions that are pinned for readers."""
         self._pages_together = plan.pages_together
-        self._pages: dict[int, tuple[_Pages, ...]] = {}
+        self._pages: dict[int, tuple[Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
@@ -215,10 +203,10 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, scratch: Scratch) -> None:
-        pages = self._pages_of(action.extent)
-        # In a step that streams, weights that were placed before its verdict are void.
-        again = self._streaming and bool(action.norms)
-        wire = self._wire(action, action.step + 1, needed=action.publish, again=again)
+        if action.extent in self._layout.sheets:
+            self._update_sheet(action, scratch)
+            return
+        pages, wire = self._pages_of(action.extent), self._wire_of(action)
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
@@ -229,8 +217,25 @@ class Pipeline:
             is_finite = is_finite and all(map(math.isfinite, found))
             if is_finite and each is not pages[-1]:
                 self._write(action, each.group, rows)
+        are_there = is_finite and (rows.weights is not None or not wire.has_masters)
+        self._hand_out(action, squares, wire, are_there=are_there)
+        if action.is_preview:
+            return
+        if is_finite:  # else the step will be skipped, and its pages are discarded anyway
+            self._write(action, pages[-1].group, rows)
+        self._report(lambda: self._core.written(action))
+
+    def _wire_of(self, action: Update) -> Outgoing:
+        # In a step that streams, weights that were placed before its verdict are void.
+        again = self._streaming and bool(action.norms)
+        return self._wire(action, action.step + 1, needed=action.publish, again=again)
+
+    def _hand_out(
+        self, action: Update, squares: tuple[float, ...], wire: Outgoing, *, are_there: bool
+    ) -> None:
+        """Report an update; `are_there`: it has new weights."""
         published = None
-        if is_finite and (rows.weights is not None or not wire.has_masters):
+        if are_there:
             published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
@@ -239,25 +244,105 @@ class Pipeline:
         in_place = wire.in_place
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
-            return
-        self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
-        if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._write(action, pages[-1].group, rows)
-        self._report(lambda: self._core.written(action))
+        else:
+            self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
+
+    def _update_sheet(self, action: Update, scratch: Scratch) -> None:
+        """Update all extents of a sheet; see `sheets.py`."""
+        extents = [(each, self._pages_of(each.extent)) for each in (*action.others, action)]
+        with self._whole_turn:
+            matrix = Matrix(self._layout, [each for _, pages in extents for each in pages])
+            squares = [self._gather(each, pages, matrix, scratch) for each, pages in extents]
+            is_finite = all(math.isfinite(each) for found in squares for each in found)
+            if is_finite:
+                self._update_matrix(action, matrix)
+            for (each, pages), found in zip(extents, squares, strict=True):
+                wire = self._wire_of(each)
+                are_there = is_finite and self._scatter(each, pages, matrix, wire, scratch)
+                self._hand_out(each, found, wire, are_there=are_there)
+        if not action.is_preview:
+            self._report(lambda: self._core.written(action))
+
+    def _gather(
+        self, action: Update, pages: Sequence[Pages], matrix: Matrix, scratch: Scratch
+    ) -> tuple[float, ...]:
+        """Copy an extent of a sheet into its matrix; the squares of its sum."""
+        start_ns, read_bytes = SYSTEM_CLOCK.now_ns(), 0
+        squares: tuple[float, ...] = ()
+        for each in pages:
+            group = each.group
+            with self._adder.terms(action.contributions, group.elems, group.start) as terms:
+                squares += self._kernel.fold(terms, None, matrix.total(each))
+            own = scratch.rows(group.number, group.count)
+            found, nbytes = self._records(group, action.step, own)
+            matrix.take(each, *record_views(each.kind, found, each.kernel.state_fields))
+            read_bytes += nbytes
+        chunk = pages[0].group.chunks[0]
+        self._span(
+            "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
+        )
+        return squares
+
+    def _update_matrix(self, action: Update, matrix: Matrix) -> None:
+        start_ns, hyper = SYSTEM_CLOCK.now_ns(), decode_hyper(action.hyper)
+        is_measured = hyper.measure and not action.is_preview
+        group = matrix.group
+        pieces = self.statistics.pieces(group) if is_measured else None
+        matrix.update(action, hyper, self._scale(hyper, action), pieces)
+        if pieces is not None:
+            self.statistics.add(action, group, pieces)
+        nbytes = matrix.elems * SUM_BYTES
+        self._span(
+            "update", start_ns, step=action.step, extent=action.extent, chunk=group.chunks[0],
+            bytes=nbytes,
+        )  # fmt: skip
+
+    def _scatter(
+        self, action: Update, pages: Sequence[Pages], matrix: Matrix, wire: Outgoing,
+        scratch: Scratch,
+    ) -> bool:  # fmt: skip
+        """Write the pages of an extent of a sheet, and its weights; True if these are there."""
+        are_there = True
+        for each in pages:
+            group, part = each.group, each.group.part_of(wire.target)
+            if part is not None:
+                memory, dtype = part
+                weights = matrix.weights(each, scratch.weights(group.elems))
+                self._kernel.cast(weights, dtype, memory)
+            if action.is_preview:
+                continue
+            rows = self._rows_to_fill(action, group)
+            if rows is None:
+                rows = scratch.rows(group.number, group.count)
+                np.frombuffer(rows.memory, np.uint8)[:] = 0  # what lies between the fields, too
+            views = record_views(each.kind, rows, each.kernel.state_fields)
+            matrix.put(each, *views, group.absent(action.absent))
+            are_there = are_there and (rows.weights is not None or not wire.has_masters)
+            self._write(action, group, rows)
+        return are_there
+
+    def _scale(self, hyper: StepHyper, action: Update) -> float:
+        return clip_factor(hyper.all_clips(self._norm_type), action.norms)
+
+    def _records(
+        self, group: PageGroup, step: int, own: RecordRows
+    ) -> tuple[RecordRows, int]:  # fmt: skip
+        """The records of pages: in RAM, or read into `own`; bytes that were read."""
+        found = self._store.rows_in_ram(group.number, group.count, step)
+        if found is not None:
+            return found, 0
+        self._store.read_rows(group.number, step, own)
+        return own, own.memory.nbytes
 
     def _update_pages(
-        self, action: Update, pages: _Pages, wire: Outgoing, scratch: Scratch
+        self, action: Update, pages: Pages, wire: Outgoing, scratch: Scratch
     ) -> tuple[tuple[float, ...], RecordRows]:  # fmt: skip
         """Read pages and update them, in RAM if they are there, else in the thread's memory; the
         squares, and the records, which are still to be written."""
         start_ns = SYSTEM_CLOCK.now_ns()
         group, chunk = pages.group, pages.group.chunks[0]
         absent, own = group.absent(action.absent), scratch.rows(group.number, group.count)
-        found = self._store.rows_in_ram(group.number, group.count, action.step)
-        read_bytes = 0
-        if found is None:
-            self._store.read_rows(group.number, action.step, own)
-            found, read_bytes = own, own.memory.nbytes
+        found, read_bytes = self._records(group, action.step, own)
         target = self._rows_to_fill(action, group) or own
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
@@ -286,7 +371,7 @@ class Pipeline:
                     new=new,
                     runs=runs,
                     divisor=action.divisor,
-                    scale=clip_factor(hyper.all_clips(self._norm_type), action.norms),
+                    scale=self._scale(hyper, action),
                     wire=group.part_of(wire.target),
                     measure=self._streaming,
                     pieces=pieces,
@@ -323,7 +408,7 @@ class Pipeline:
         except StaleAttempt:
             return None  # `write_rows` raises it again
 
-    def _pages_of(self, extent: int) -> tuple[_Pages, ...]:
+    def _pages_of(self, extent: int) -> tuple[Pages, ...]:
         found = self._pages.get(extent)
         if found is None:
             groups = extent_pages(self._share, extent, self._alike, self._pages_together)
@@ -336,7 +421,7 @@ class Pipeline:
             return "whole", chunk
         return self._store.config.kind(self._share.page(chunk)).record_bytes
 
-    def _pages_in(self, group: PageGroup) -> _Pages:
+    def _pages_in(self, group: PageGroup) -> Pages:
         kinds = [self._store.config.kind(group.number + index) for index in range(group.count)]
         fields = [field for kind in kinds for field in kind.fields if field.name == UPDATES]
         counts = None
@@ -349,7 +434,7 @@ class Pipeline:
             assert self._whole_kernel is not None
             kernel = self._whole_kernel
             shape = self._layout.parameters[segments[0].parameter].shape
-        return _Pages(group, kinds[0], counts, segments, kernel, shape)
+        return Pages(group, kinds[0], counts, segments, kernel, shape)
 
     def _wire(
         self, action: Update | ReadWeights, step: int, *, needed: bool, again: bool = False
@@ -446,7 +531,7 @@ class Pipeline:
         return wire.written(), wire.in_place
 
     def _copy_weights(
-        self, pages: _Pages, version: int, wire: Outgoing, scratch: Scratch
+        self, pages: Pages, version: int, wire: Outgoing, scratch: Scratch
     ) -> None:  # fmt: skip
         group = pages.group
         target = group.part_of(wire.target)

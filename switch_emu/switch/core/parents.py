@@ -56,6 +56,8 @@ class FilledNode:
         extents = share.extents()
         self._places = {each.index: place for place, each in enumerate(extents)}
         self._bytes = [sum(stored_bytes(job, chunk) for chunk in each.chunks) for each in extents]
+        sheets = share.layout.sheets
+        self._goes_on = [each.index not in sheets.get(each.index, ())[:1] for each in extents]
         self._chunks_to = [0, *accumulate(len(each.chunks) for each in extents)]
         """Chunks of so many extents."""
         self.chunks = [chunk for each in extents for chunk in each.chunks]
@@ -89,8 +91,11 @@ class FilledNode:
         now_ns = self._outbox.now_ns
         room = min((now_ns - self._since_ns) / 1e9, STEP_MAX_S) * self._bytes_per_s
         self._since_ns, first = now_ns, count
-        # At least one in each step, however large: else the filling would never end.
-        while count < len(self._bytes) and (count == first or room >= self._bytes[count]):
+        # At least one in each step, however large: else the filling would never end. And no sheet
+        # in part: it could not be updated.
+        while count < len(self._bytes) and (
+            count == first or self._goes_on[count] or room >= self._bytes[count]
+        ):
             room -= self._bytes[count]
             count += 1
         return count
@@ -120,6 +125,7 @@ class Parents:
         self.count, self.replicas = count, replicas
         self._stripes: tuple[int, ...] = ()
         """The stripe of each extent."""
+        self._layout: Layout | None = None
         self._received: dict[tuple[int, int, int, Hashable], set[int]] = {}
         """(generation, attempt, step, what is answered) -> nodes that have answered."""
         self.count_only((1 << count) - 1)
@@ -161,7 +167,16 @@ class Parents:
     def learn(self, layout: Layout) -> None:
         """The job's layout is known: nothing of an extent is sent before."""
         self._stripes = tuple(layout.extent_stripe(each.index) for each in layout.extents)
+        self._layout = layout
         self._spread_pulls()
+
+    def learn_chunks(self, job: Description) -> None:
+        """The same from a reader's version, where there are no workers: it names chunks alone."""
+        self._layout = self._layout or job.layout
+
+    def stripe(self, chunk: int) -> int:
+        """The stripe of a chunk; of one that there is not, any."""
+        return chunk % self.count if self._layout is None else self._layout.stripe(chunk)
 
     def _spread_pulls(self) -> None:
         """The extents of a stripe are pulled from its owners in turn."""
@@ -198,7 +213,7 @@ class Parents:
         if verb is Verb.KEEP:
             owners, is_more = self._owners[0], filled is not None and filled.owns_pieces
         elif verb is Verb.LOAD or m.index >= len(self._stripes):
-            return self._owners[m.index % self.count]  # none answers of what there is not
+            return self._owners[self.stripe(m.index)]  # none answers of what there is not
         else:
             owners = self._owners[self._stripes[m.index]]
             is_more = filled is not None and filled.holds(m.index, m.step)
@@ -206,7 +221,7 @@ class Parents:
 
     def holder(self, chunk: int) -> int:
         """A node that has the page of a chunk; neighbours are spread over those that do."""
-        owners = self._owners[chunk % self.count]
+        owners = self._owners[self.stripe(chunk)]
         return owners[chunk // self.count % len(owners)]
 
     # ---------------------------------------------------------------------- downwards
