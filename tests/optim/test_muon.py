@@ -19,7 +19,7 @@ from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
 from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
-from switch_emu.node.kernels.portable import Muon
+from switch_emu.node.kernels.portable import BLOCK_ELEMS, Muon, _norm
 from tests.helpers import kernel_jobs
 from tests.helpers.real_training import digests, in_cluster, in_every_way, sharded, train_steps
 from tests.helpers.small_models import Stack, batch
@@ -117,6 +117,39 @@ def test_products_have_one_order_of_sums(cache: Path) -> None:
             assert (each(a, np.ascontiguousarray(b.T), transposed=True) == expected).all()
         square = product(a, a, transposed=True)
         assert (square == square.T).all()
+
+
+def test_blocks_change_no_bit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3. Goal: an update has the bits of the formula, however many columns are made at a time; a
+    norm those of one sum over all rows of lanes."""
+    generator = torch.Generator().manual_seed(3)
+    product = Product(build(cache).library)
+    for shape in ((40, 130), (130, 40), (40, 40)):
+        grad = torch.randn(shape, generator=generator)
+        x = np.ascontiguousarray(grad.numpy().T if shape[0] > shape[1] else grad.numpy())
+        x = x / np.float32(_norm(x))
+        for _ in range(5):
+            gram = product(x, x, transposed=True)
+            gram = np.float32(-4.775) * gram + np.float32(2.0315) * product(
+                gram, gram, transposed=False
+            )
+            x = np.float32(3.4445) * x + product(gram, x, transposed=False)
+        expected = np.ascontiguousarray(x.T) if shape[0] > shape[1] else x
+        for columns in (7, 64, 1024):
+            monkeypatch.setattr("switch_emu.node.kernels.portable.BLOCK_COLUMNS", columns)
+            made = torch.zeros(shape)
+            hyper = HYPER | {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
+            hyper |= {"match_rms_adamw": True}
+            Muon(product)(made, grad.clone(), (torch.zeros(shape),), 0, hyper)
+            ratio = 0.2 * math.sqrt(max(shape))
+            wanted = torch.zeros(shape).add_(torch.from_numpy(expected), alpha=-ratio)
+            assert torch.equal(made, wanted)
+    values = np.random.default_rng(1).standard_normal(BLOCK_ELEMS + 300).astype(np.float32)
+    lanes = np.zeros(256)
+    for row in values[: values.size // 256 * 256].reshape(-1, 256).astype(np.float64):
+        lanes += row * row
+    rest = values[values.size // 256 * 256 :].astype(np.float64)
+    assert _norm(values) == math.sqrt(math.fsum(lanes) + math.fsum(rest * rest))
 
 
 @pytest.mark.feature("Muon")

@@ -96,7 +96,7 @@ class Gathering:
 
     def _can_owe(self, m: wire.Push, step: Step, part: PartSum) -> bool:
         """True if the page of this gradient can be updated whatever else comes."""
-        is_whole = part.complete and len(part.contributions) == 1 and m.index not in step.sheets
+        is_whole = part.complete and len(part.contributions) == len(step.sheet(m.index)) == 1
         # One that waits for other ranks or parts would hold the window by which they come.
         if not (step.streaming and is_whole and not m.raw) or step.hyper is None or step.folds:
             return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from luwu.protocol.actions import Payload
@@ -167,10 +167,10 @@ class Step:
     """A rank wants it left out; known from `Commit`."""
     pulled: dict[int, None] = field(default_factory=dict)
     """Extents in the order of their first pull: the forward order."""
-    sheets: Mapping[int, range] = field(default_factory=dict)
-    """Extents that are updated at once (`Layout.sheets`)."""
+    sheet: Callable[[int], Sequence[int]] = lambda extent: (extent,)
+    """The extents that are updated with one, itself among them (`Layout.sheet`)."""
     gathered: set[int] = field(default_factory=set)
-    """Extents of sheets whose gradient is all there."""
+    """Extents whose gradient is all there."""
     ready: deque[int] = field(default_factory=deque)
     """Extents whose update may start; of a sheet the last one, when all of it may."""
     updated: set[int] = field(default_factory=set)
@@ -225,10 +225,6 @@ class Step:
         for each in (self.unchanged, self.updated, self.written):
             each.add(extent)
         return False
-
-    def sheet(self, extent: int) -> Sequence[int]:
-        """The extents that are updated with this one, itself among them."""
-        return self.sheets.get(extent, (extent,))
 
     def take_gradient(self, extent: int) -> tuple[Contribution, ...]:
         """Hand an extent's gradient out; its payloads belong to the caller from now on."""
@@ -497,7 +493,7 @@ class Steps:
             self.by_number[number] = Step(
                 number, self._outbox.attempt, self._children.members.active, self._groups,
                 self._shard.is_streaming, (self._shard.norm_type,),
-                sheets=self._shard.layout.sheets,
+                sheet=self._shard.layout.sheet,
             )  # fmt: skip
         return self.by_number[number]
 
