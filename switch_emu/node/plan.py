@@ -45,7 +45,7 @@ _TOGETHER_BYTES_MAX = 12 * MIB
 """Records that one request reads: up to there a larger one costs less processor time."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
-_WHOLE_ELEM_BYTES = 40
+_WHOLE_ELEM_BYTES = 48
 """Memory of the update of a parameter as a whole, beside its pages: sums, squares, products, and
 what several pages hold in one piece."""
 EXTENT_AUTO_BYTES_MAX = 4 * MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 import luwu
+from luwu.checkpoint.export_state import ExportOptions, export_state
+from luwu.checkpoint.refill import refill
+from luwu.checkpoint.source import RestingState
 from switch_emu.node.core import NodeCore
 from switch_emu.node.sheets import Matrix
 from tests.helpers.real_training import KIB, MIB, digests, in_cluster, sharded, train_steps
@@ -158,3 +162,27 @@ def test_an_evaluation_sees_the_weights_of_the_next_step(
     several = in_cluster(tmp_path / "a", work, **SEVERAL)
     assert max(previews) == 2, "no sheet was previewed"
     assert several.results == in_cluster(tmp_path / "b", work, **ONE).results
+
+
+def test_states_of_several_nodes_are_exported_and_refilled(tmp_path: Path) -> None:
+    """I2. Goal: an export of three nodes is that of one, byte for byte, also after a directory was
+    made again from the others."""
+    nodes = SEVERAL | {"optimizer_nodes": 3, "replicas": 2, "state": tmp_path / "three"}
+    (tmp_path / "three").mkdir()
+    in_cluster(tmp_path / "a", work_with(2), **nodes)
+    in_cluster(tmp_path / "b", work_with(2), **ONE, state=tmp_path / "one")
+    expected = exported(tmp_path / "one", tmp_path / "of-one")
+    assert len(expected) == 2
+    assert exported(tmp_path / "three", tmp_path / "of-three") == expected
+    shutil.rmtree(tmp_path / "three" / "node-1")
+    assert refill(tmp_path / "three").nodes == (1,)
+    shutil.rmtree(tmp_path / "three" / "node-2")
+    assert refill(tmp_path / "three").nodes == (2,)
+    assert exported(tmp_path / "three", tmp_path / "again") == expected
+
+
+def exported(state: Path, into: Path) -> list[bytes]:
+    """Weights and moments of an export."""
+    with RestingState(state) as source:
+        export_state(source, into, ExportOptions())
+    return [path.read_bytes() for path in sorted(into.glob("*.safetensors"))]

@@ -52,7 +52,7 @@ from switch_emu.node.kernels.updates import Step
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
 
-BLOCK_COLUMNS = 1024
+BLOCK_COLUMNS = 256
 """Columns of a product that are made at a time, where it takes the place of a factor."""
 
 LANES = 256
