@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
+from luwu.base.errors import RemoteProtocolError
 from luwu.layout import Layout, Share, owners_of
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.epoch import nodes_of
@@ -35,6 +37,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.messages import Verb
+from luwu.wire.reading import VersionFacts
 from luwu.wire.stored import stored_bytes
 
 STEP_MAX_S: Final = 60.0
@@ -57,7 +60,7 @@ class FilledNode:
         self._places = {each.index: place for place, each in enumerate(extents)}
         self._bytes = [sum(stored_bytes(job, chunk) for chunk in each.chunks) for each in extents]
         sheets = share.layout.sheets
-        self._goes_on = [each.index not in sheets.get(each.index, ())[:1] for each in extents]
+        self._goes_on = [each.index in sheets.get(each.index, ())[1:] for each in extents]
         self._chunks_to = [0, *accumulate(len(each.chunks) for each in extents)]
         """Chunks of so many extents."""
         self.chunks = [chunk for each in extents for chunk in each.chunks]
@@ -170,9 +173,11 @@ class Parents:
         self._layout = layout
         self._spread_pulls()
 
-    def learn_chunks(self, job: Description) -> None:
-        """The same from a reader's version, where there are no workers: it names chunks alone."""
-        self._layout = self._layout or job.layout
+    def learn_chunks(self, held: VersionFacts) -> None:
+        """A reader's version, where there may be no workers: what it reads are chunks."""
+        if self._layout is None:
+            with suppress(RemoteProtocolError):  # then its reader reports it
+                self._layout = held.job.layout
 
     def stripe(self, chunk: int) -> int:
         """The stripe of a chunk; of one that there is not, any."""

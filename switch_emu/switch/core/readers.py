@@ -192,7 +192,7 @@ class JointReaders:
             return
         try:
             held = reader.holders[node] = parse_facts(facts)
-            self._parents.learn_chunks(held.job)
+            self._parents.learn_chunks(held)
         except RemoteProtocolError as exc:
             self._outbox.note("switch.misfit", level="WARNING", node=node, text=str(exc))
             return
