@@ -200,7 +200,7 @@ class _Sources:
         origin: dict[int, tuple[FilePageStore, int]] = {}
         for stripe in share.stripes:
             store, held = self._pages.holders[stripe]
-            for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes):
+            for chunk in layout.stripe_chunks[stripe]:
                 origin[share.page(chunk)] = (store, held.page(chunk))
 
         def read(page: int, record: memoryview) -> None:

@@ -10,13 +10,15 @@
 A unit's values lie in one flat vector, its parameters ordered by (trainable first, dtype, dtypes of
 what is stored, order of registration). A run of equal ones is a *region*; a chunk never crosses a
 region, so frozen bytes are never pushed and page kinds do not mix. A parameter whose update sees it
-as a whole is a region of its own, of one chunk. Every parameter starts on a
+as a whole is a region of its own. Every parameter starts on a
 multiple of 64 elements and is padded to it, and chunks hold a multiple of 4,096 elements (the last
 of a region may be shorter): that is what makes results independent of `--chunk`.
 
 A chunk is what is stored: it has a version, a checksum and a place on disk. An *extent* is what
 travels: a run of at most `extent_chunks` chunks of one unit and one node, that are pushed, summed,
 updated and pulled together. Extents change messages and never a bit, so a state does not know them.
+The extents of a parameter that is updated as a whole, and takes several chunks, are a *sheet*: they
+have no other chunk, belong to one node, and are updated at once.
 
 Everything here is integer arithmetic on what all ranks agree on; nothing is stored.
 """
@@ -40,7 +42,6 @@ from luwu.layout.parameters import (
     Unit,
     check_chunk_bytes,
     check_model,
-    check_whole,
     padded,
 )
 
@@ -67,8 +68,8 @@ class _Part:
     trainable: bool
     wire_dtype: str
     form: StoredForm = ALL_FLOAT32
-    """How its parameters are kept; where their update sees each as a whole, a chunk has only one.
-    """
+    """How its parameters are kept; where their update sees each as a whole, a chunk has only one,
+    or a part of one."""
 
     @property
     def wire_bytes(self) -> int:
@@ -87,6 +88,8 @@ class Chunk(_Part):
 
     start: int
     """First element, counted from the unit's start."""
+    sheet: range | None = None
+    """All chunks of its parameter, if that is updated as a whole and has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,12 +161,17 @@ class Layout:
     extents: tuple[Extent, ...] = field(init=False, repr=False, compare=False)
     unit_extents: tuple[range, ...] = field(init=False, repr=False, compare=False)
     """Indices of each unit's extents."""
+    sheets: dict[int, range] = field(init=False, repr=False, compare=False)
+    """By each of their extents; others are updated alone."""
+    stripe_chunks: tuple[Sequence[int], ...] = field(init=False, repr=False, compare=False)
+    """The chunks of each stripe, in their order."""
+    _sheet_stripes: dict[int, int] = field(init=False, repr=False, compare=False)
+    """The stripe of each chunk of a sheet, where there are several nodes."""
 
     def __post_init__(self) -> None:
         stored_bytes = sum(padded(parameter.elems) for parameter in self.parameters) * SUM_BYTES
         check_chunk_bytes(self.chunk_bytes, stored_bytes)
         check_model(self.parameters, self.units, self.optimizer_nodes)
-        check_whole(self.parameters, self.chunk_bytes)
         chunk_elems = self.chunk_bytes // SUM_BYTES
         placements: dict[int, Placement] = {}
         chunks: list[Chunk] = []
@@ -177,11 +185,14 @@ class Layout:
                     elems = self.parameters[i].elems
                     placements[i] = Placement(parameter=i, unit=number, start=cursor, elems=elems)
                     cursor += padded(elems)
-                for start in range(region_start, cursor, chunk_elems):
+                starts = range(region_start, cursor, chunk_elems)
+                is_sheet = form.whole and len(starts) > 1
+                sheet = range(len(chunks), len(chunks) + len(starts)) if is_sheet else None
+                for start in starts:
                     elems = min(chunk_elems, cursor - start)
                     chunk = Chunk(
                         index=len(chunks), unit=number, start=start, elems=elems,
-                        trainable=not frozen, wire_dtype=wire_dtype, form=form,
+                        trainable=not frozen, wire_dtype=wire_dtype, form=form, sheet=sheet,
                     )  # fmt: skip
                     chunks.append(chunk)
             unit_chunks.append(range(chunk_first, len(chunks)))
@@ -191,6 +202,8 @@ class Layout:
         set_once(self, "chunks", tuple(chunks))
         set_once(self, "unit_chunks", tuple(unit_chunks))
         set_once(self, "unit_elems", tuple(unit_elems))
+        set_once(self, "_sheet_stripes", self._choose_stripes())
+        set_once(self, "stripe_chunks", self._stripe_chunks())
         self._check_segments()
         extents: list[Extent] = []
         unit_extents: list[range] = []
@@ -201,6 +214,7 @@ class Layout:
             unit_extents.append(range(first, len(extents)))
         set_once(self, "extents", tuple(extents))
         set_once(self, "unit_extents", tuple(unit_extents))
+        set_once(self, "sheets", self._extent_sheets())
 
     @property
     def extent_bytes(self) -> int:
@@ -217,7 +231,11 @@ class Layout:
 
     def stripe(self, chunk: int) -> int:
         """The stripe of a chunk: `share.py` says which optimizer nodes hold it."""
-        return chunk % self.optimizer_nodes
+        return self._sheet_stripes.get(chunk, chunk % self.optimizer_nodes)
+
+    def sheet(self, extent: int) -> range:
+        """The extents that are updated with this one, itself among them."""
+        return self.sheets.get(extent, range(extent, extent + 1))
 
     def extent_stripe(self, extent: int) -> int:
         """The stripe of an extent's chunks."""
@@ -282,15 +300,45 @@ class Layout:
                         "chunk (1MiB always fits)"
                     )
 
+    def _choose_stripes(self) -> dict[int, int]:
+        """The stripe of each chunk of a sheet: that which has the fewest elements so far."""
+        count, found = self.optimizer_nodes, dict[int, int]()
+        if count == 1 or not any(chunk.sheet for chunk in self.chunks):
+            return found
+        loads, stripe = [0] * count, 0
+        for chunk in self.chunks:
+            if chunk.sheet is None:
+                stripe = chunk.index % count
+            elif chunk.index == chunk.sheet.start:
+                stripe = loads.index(min(loads))
+                found |= dict.fromkeys(chunk.sheet, stripe)
+            loads[stripe] += chunk.elems
+        return found
+
+    def _stripe_chunks(self) -> tuple[Sequence[int], ...]:
+        count, every = self.optimizer_nodes, range(len(self.chunks))
+        if not self._sheet_stripes:
+            return tuple(every[stripe::count] for stripe in range(count))
+        return tuple(tuple(c for c in every if self.stripe(c) == s) for s in range(count))
+
+    def _extent_sheets(self) -> dict[int, range]:
+        found: dict[int, range] = {}
+        for sheet, of_sheet in groupby(self.extents, lambda e: self.chunks[e.chunks.start].sheet):
+            if sheet is not None:
+                indices = [extent.index for extent in of_sheet]
+                found |= dict.fromkeys(indices, range(indices[0], indices[-1] + 1))
+        return found
+
     def _extent_runs(self, unit: int) -> list[range]:
         """The chunks of each extent of a unit; the one with the first chunk first."""
         if self.extent_chunks < 1:
             raise ConfigError(f"extent_chunks must be >= 1, got {self.extent_chunks!r}")
         if self.extent_chunks == 1:
             return [range(i, i + 1) for i in self.unit_chunks[unit]]
-        step, runs = self.optimizer_nodes, []
+        runs = []
         for _, group in groupby(self.unit_chunks[unit], key=self._travels_as):
             members = list(group)
+            step = 1 if self.chunks[members[0]].sheet else self.optimizer_nodes
             for first in members[:step]:
                 own = members[first - members[0] :: step]
                 runs += [range(cut[0], cut[-1] + 1, step) for cut in self._cuts(own)]
@@ -298,7 +346,7 @@ class Layout:
 
     def _travels_as(self, chunk: int) -> tuple[object, ...]:
         c = self.chunks[chunk]
-        return c.trainable, c.wire_dtype, c.form
+        return c.trainable, c.wire_dtype, c.form, c.sheet
 
     def _cuts(self, chunks: Sequence[int]) -> Iterator[Sequence[int]]:
         """Runs of at most `extent_chunks`, with no more segments than a push can name.

@@ -71,8 +71,7 @@ class Parameter:
     """Index of its parameter group: whose hyper-parameters it takes."""
 
     form: StoredForm = ALL_FLOAT32
-    """How it is kept (`luwu.wire.stored`); one that its update sees as a whole is alone in a chunk.
-    """
+    """How it is kept (`luwu.wire.stored`); one that its update sees as a whole shares no chunk."""
 
     @property
     def elems(self) -> int:
@@ -106,27 +105,6 @@ def check_chunk_bytes(chunk_bytes: int, stored_bytes: int) -> None:
         raise ConfigError(
             f"chunk: {chunk_bytes} bytes cut this model into more than "
             f"{CHUNK_COUNT_MAX} chunks; choose a larger chunk"
-        )
-
-
-def check_whole(parameters: Sequence[Parameter], chunk_bytes: int) -> None:
-    """Check that what is updated as a whole fits a chunk. Raises ConfigError."""
-    for parameter in parameters:
-        nbytes = SUM_BYTES * padded(parameter.elems)
-        if not parameter.form.whole or not parameter.trainable or nbytes <= chunk_bytes:
-            continue
-        shape = " x ".join(map(str, parameter.shape))
-        if nbytes > PAYLOAD_BYTES_MAX:
-            raise ConfigError(
-                f"parameter {parameter.name} ({shape}) is updated as a whole, and has more than "
-                f"{PAYLOAD_BYTES_MAX // SUM_BYTES} elements, the most that one message can carry; "
-                "give it an update that goes element by element, such as AdamW's"
-            )
-        needed = -(-nbytes // CHUNK_BYTES_STEP) * CHUNK_BYTES_STEP
-        raise ConfigError(
-            f"chunk: parameter {parameter.name} ({shape}) is updated as a whole and takes "
-            f"{needed // 1024}KiB, a chunk has {chunk_bytes // 1024}KiB; give --chunk "
-            f"{needed // 1024}KiB or more"
         )
 
 

@@ -1,7 +1,8 @@
 """The share of one optimizer node: the chunks whose pages it holds, and the numbers of those pages.
 
-Chunk c is in stripe c % K of K nodes. With R replicas, stripe s is held by nodes s, s + 1, ...,
-s + R - 1 (modulo K), its *owners*; the first of them counts it where each chunk counts once.
+Chunk c is in stripe c % K of K nodes, or in that of its sheet (`Layout.stripe_chunks`). With R
+replicas, stripe s is held by nodes s, s + 1, ..., s + R - 1 (modulo K), its *owners*; the first of
+them counts it where each chunk counts once.
 
     K = 3, R = 2      stripe 0    stripe 1    stripe 2
     node 0            pages 0-                pages n-      its own stripe first, then that of
@@ -14,6 +15,7 @@ arithmetic on the layout, the number of the node and R.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from luwu.base.errors import ConfigError
@@ -48,14 +50,13 @@ class Share:
         """Raises ConfigError for replicas that cannot be."""
         check_replicas(layout.optimizer_nodes, replicas)
         self.layout, self.number, self.replicas = layout, number, replicas
-        count, chunks_count = layout.optimizer_nodes, len(layout.chunks)
-        self.stripes = stripes_of(number, count, replicas)
+        self.stripes = stripes_of(number, layout.optimizer_nodes, replicas)
         """Stripes that the node holds, in the order of their pages."""
         self._first_page: dict[int, int] = {}
         first = 0
         for stripe in self.stripes:
             self._first_page[stripe] = first
-            first += len(range(stripe, chunks_count, count))
+            first += len(layout.stripe_chunks[stripe])
         self.pages_count = first
         """Pages of the node's store."""
 
@@ -86,19 +87,14 @@ class Share:
 
     def page(self, chunk: int) -> int:
         """The number of a chunk's page in the node's store."""
-        layout = self.layout
-        return self._first_page[layout.stripe(chunk)] + chunk // layout.optimizer_nodes
+        stripe = self.layout.stripe(chunk)
+        return self._first_page[stripe] + bisect_left(self.layout.stripe_chunks[stripe], chunk)
 
     def pages_of(self, stripe: int) -> range:
         """The numbers of a stripe's pages in the node's store."""
-        first, layout = self._first_page[stripe], self.layout
-        return range(first, first + len(range(stripe, len(layout.chunks), layout.optimizer_nodes)))
+        first = self._first_page[stripe]
+        return range(first, first + len(self.layout.stripe_chunks[stripe]))
 
     def chunks(self) -> Sequence[int]:
         """The chunks of the node's pages, in the order of the pages."""
-        layout = self.layout
-        return [
-            chunk
-            for stripe in self.stripes
-            for chunk in range(stripe, len(layout.chunks), layout.optimizer_nodes)
-        ]
+        return [chunk for stripe in self.stripes for chunk in self.layout.stripe_chunks[stripe]]

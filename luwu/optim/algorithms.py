@@ -169,7 +169,7 @@ class Muon(NetworkOptimizer):
 
     The node makes the singular values of each matrix's momentum about 1, by a few steps of
     Newton-Schulz: torch's in float32, with one order of sums, so that the bits do not depend on
-    chunks, nodes or machine. A matrix must fit a chunk (`--chunk`): 4096 x 4096 elements at most.
+    chunks, nodes or machine. The node has the largest matrix in memory as it updates it.
 
     Args:
         params: Matrices of a sharded model, or groups of parameters. A group with

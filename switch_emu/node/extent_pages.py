@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,9 @@ from luwu.base.errors import StateError
 from luwu.layout import Layout, Segment, Share, segment_runs
 from luwu.wire.hyper import StepHyper
 from luwu.wire.stored import BLOCK_ELEMS
-from switch_emu.node.kernels.interface import Run
+from switch_emu.node.kernels.interface import Run, UpdateKernel
 from switch_emu.node.kernels.narrow import Draw, draw_key
+from switch_emu.store import PageKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,19 @@ class PageGroup:
     def part_of(self, target: tuple[memoryview, str] | None) -> tuple[memoryview, str] | None:
         """The same of what weights are written to, where they are."""
         return None if target is None else (self.part(*target), target[1])
+
+
+class Pages(NamedTuple):
+    """Pages that are worked on together."""
+
+    group: PageGroup
+    kind: PageKind
+    counts: UpdateCounts | None
+    """Counts of updates; None for frozen pages, which are never updated."""
+    segments: tuple[Segment, ...]
+    kernel: UpdateKernel
+    shape: tuple[int, ...] | None
+    """Shape of the one parameter of a page that is updated as a whole; it may have more pages."""
 
 
 def extent_pages(

@@ -10,23 +10,23 @@ import contextlib
 import importlib.metadata
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final, NamedTuple
 
 from luwu.base.errors import StateError
-from luwu.layout import Layout, Segment, Share
+from luwu.layout import Layout, Share
 from luwu.wire.description import Description, parse_description
 from luwu.wire.hyper import StepHyper, decode_hyper
 from luwu.wire.norms import clip_factor
 from luwu.wire.stored import UPDATES, kept_fields
-from switch_emu.node.extent_pages import PageGroup, UpdateCounts, extent_pages, update_runs
+from switch_emu.node.extent_pages import PageGroup, Pages, UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
 from switch_emu.node.kernels.interface import Contributions, Made, Pieces
 from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
 from switch_emu.node.scratch import record_views
-from switch_emu.store import DecidedStep, PageKind, StoreConfig
+from switch_emu.store import DecidedStep, StoreConfig
 from switch_emu.store.sums import Redo
 from switch_emu.store.views import RecordRows, one_record
 
@@ -51,19 +51,6 @@ class Cause:
     """Bitmap of the extent's segments that have no gradient."""
 
 
-class Pages(NamedTuple):
-    """Pages that are worked on together."""
-
-    group: PageGroup
-    kind: PageKind
-    counts: UpdateCounts | None
-    """Counts of updates; None for frozen pages, which are never updated."""
-    segments: tuple[Segment, ...]
-    kernel: UpdateKernel
-    shape: tuple[int, ...] | None
-    """Shape of the one parameter of a page that is updated as a whole."""
-
-
 class PageUpdates:
     """The pages of a node by extent, and how they are updated. Thread-safe."""
 
@@ -76,7 +63,7 @@ class PageUpdates:
         self._norm_type, self._kernels = norm_type, kernels
         self._pages_together = pages_together
         self._found: dict[int, tuple[Pages, ...]] = {}
-        self._whole_turn = threading.Lock()
+        self.whole_turn = threading.Lock()
         """One page at a time is updated as a whole: the plan has memory for one."""
 
     def of(self, extent: int) -> tuple[Pages, ...]:
@@ -108,6 +95,10 @@ class PageUpdates:
             shape = self._layout.parameters[segments[0].parameter].shape
         return Pages(group, kinds[0], counts, segments, kernel, shape)
 
+    def scale(self, hyper: StepHyper, norms: Sequence[float]) -> float:
+        """The factor by which a step's clips scale its gradient."""
+        return clip_factor(hyper.all_clips(self._norm_type), norms)
+
     def apply(
         self, pages: Pages, cause: Cause, contributions: Contributions, found: RecordRows,
         target: RecordRows, *, wire: tuple[memoryview, str] | None = None, measure: bool = False,
@@ -126,7 +117,7 @@ class PageUpdates:
             self._layout, pages.segments, cause.hyper, counts.by_segment(old_counts, absent),
             absent, version=cause.version if old.is_narrow else None,
         )  # fmt: skip
-        with contextlib.nullcontext() if pages.shape is None else self._whole_turn:
+        with contextlib.nullcontext() if pages.shape is None else self.whole_turn:
             squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
@@ -134,7 +125,7 @@ class PageUpdates:
                     new=new,
                     runs=runs,
                     divisor=cause.divisor,
-                    scale=clip_factor(cause.hyper.all_clips(self._norm_type), cause.norms),
+                    scale=self.scale(cause.hyper, cause.norms),
                     wire=wire,
                     measure=measure,
                     pieces=pieces,

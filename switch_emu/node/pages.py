@@ -30,10 +30,12 @@ def store_config(description: Description, node: int = 0, replicas: int = 1) -> 
     """
     layout = description.layout
     chunks_count = len(layout.chunks)
-    if chunks_count < layout.optimizer_nodes:
+    if not all(layout.stripe_chunks):
+        together = ", those of each large matrix at one node" if layout.sheets else ""
         raise ConfigError(
-            f"optimizer_nodes: the model has {chunks_count} chunk{'s'[: chunks_count != 1]}, too "
-            f"few for {layout.optimizer_nodes} nodes; give fewer, or a smaller --chunk"
+            f"optimizer_nodes: the model has {chunks_count} chunk{'s'[: chunks_count != 1]}"
+            f"{together}, too few for {layout.optimizer_nodes} nodes; give fewer"
+            f"{', or a smaller --chunk' * (not together)}"
         )
     chunks = [layout.chunks[index] for index in Share(layout, node, replicas).chunks()]
     kernel = kernel_name(description.optimizer, description.state_fields)

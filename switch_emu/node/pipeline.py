@@ -48,14 +48,15 @@ from switch_emu.node.core.actions import (
     ReadWeights,
     Update,
 )
-from switch_emu.node.extent_pages import PageGroup
+from switch_emu.node.extent_pages import PageGroup, Pages
 from switch_emu.node.kernels.interface import Contributions
 from switch_emu.node.kernels.narrow import widen
-from switch_emu.node.page_updates import Cause, Kernels, Pages, PageUpdates, notes_of
+from switch_emu.node.page_updates import Cause, Kernels, PageUpdates, notes_of
 from switch_emu.node.pages import field_view, read_values, store_values
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import Finished, PinnedVersions
-from switch_emu.node.scratch import Adder, Scratch
+from switch_emu.node.scratch import Adder, Scratch, record_views
+from switch_emu.node.sheets import Matrix
 from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import Outgoing, WeightsPlaces
@@ -194,10 +195,10 @@ class Pipeline:
         return now_ns
 
     def _update(self, action: Update, scratch: Scratch) -> None:
-        pages = self._updates_of.of(action.extent)
-        # In a step that streams, weights that were placed before its verdict are void.
-        again = self._streaming and bool(action.norms)
-        wire = self._wire(action, action.step + 1, needed=action.publish, again=again)
+        if action.extent in self._layout.sheets:
+            self._update_sheet(action, scratch)
+            return
+        pages, wire = self._updates_of.of(action.extent), self._wire_of(action)
         squares: tuple[float, ...] = ()
         is_finite = True
         for each in pages:
@@ -208,8 +209,25 @@ class Pipeline:
             is_finite = is_finite and all(map(math.isfinite, found))
             if is_finite and each is not pages[-1]:
                 self._write(action, each.group, rows)
+        are_there = is_finite and (rows.weights is not None or not wire.has_masters)
+        self._hand_out(action, squares, wire, are_there=are_there)
+        if action.is_preview:
+            return
+        if is_finite:  # else the step will be skipped, and its pages are discarded anyway
+            self._write(action, pages[-1].group, rows)
+        self._report(lambda: self._core.written(action))
+
+    def _wire_of(self, action: Update) -> Outgoing:
+        # In a step that streams, weights that were placed before its verdict are void.
+        again = self._streaming and bool(action.norms)
+        return self._wire(action, action.step + 1, needed=action.publish, again=again)
+
+    def _hand_out(
+        self, action: Update, squares: tuple[float, ...], wire: Outgoing, *, are_there: bool
+    ) -> None:
+        """Report an update; `are_there`: it has new weights."""
         published = None
-        if is_finite and (rows.weights is not None or not wire.has_masters):
+        if are_there:
             published = wire.written(show=not action.is_provisional)
         else:
             wire.given_up()
@@ -218,11 +236,93 @@ class Pipeline:
         in_place = wire.in_place
         if action.is_preview:
             self._report(lambda: self._core.previewed(action, published, in_place=in_place))
-            return
-        self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
-        if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._write(action, pages[-1].group, rows)
-        self._report(lambda: self._core.written(action))
+        else:
+            self._report(lambda: self._core.updated(action, squares, published, in_place=in_place))
+
+    def _update_sheet(self, action: Update, scratch: Scratch) -> None:
+        """Update all extents of a sheet; see `sheets.py`."""
+        extents = [(each, self._updates_of.of(each.extent)) for each in (*action.others, action)]
+        with self._updates_of.whole_turn:
+            matrix = Matrix(self._layout, [each for _, pages in extents for each in pages])
+            squares = [self._gather(each, pages, matrix, scratch) for each, pages in extents]
+            is_finite = all(math.isfinite(each) for found in squares for each in found)
+            if is_finite:
+                self._update_matrix(action, matrix)
+            for (each, pages), found in zip(extents, squares, strict=True):
+                wire = self._wire_of(each)
+                are_there = is_finite and self._scatter(each, pages, matrix, wire, scratch)
+                self._hand_out(each, found, wire, are_there=are_there)
+        if not action.is_preview:
+            self._report(lambda: self._core.written(action))
+
+    def _gather(
+        self, action: Update, pages: Sequence[Pages], matrix: Matrix, scratch: Scratch
+    ) -> tuple[float, ...]:
+        """Copy an extent of a sheet into its matrix; the squares of its sum."""
+        start_ns, read_bytes = SYSTEM_CLOCK.now_ns(), 0
+        squares: tuple[float, ...] = ()
+        for each in pages:
+            group = each.group
+            with self._adder.terms(action.contributions, group.elems, group.start) as terms:
+                squares += self._kernel.fold(terms, None, matrix.total(each))
+            own = scratch.rows(group.number, group.count)
+            found, nbytes = self._records(group, action.step, own)
+            matrix.take(each, *record_views(each.kind, found, each.kernel.state_fields))
+            read_bytes += nbytes
+        chunk = pages[0].group.chunks[0]
+        self._span(
+            "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
+        )
+        return squares
+
+    def _update_matrix(self, action: Update, matrix: Matrix) -> None:
+        start_ns, hyper = SYSTEM_CLOCK.now_ns(), decode_hyper(action.hyper)
+        is_measured = hyper.measure and not action.is_preview
+        group = matrix.group
+        pieces = self.statistics.pieces(group) if is_measured else None
+        scale = self._updates_of.scale(hyper, action.norms)
+        matrix.update(action, hyper, scale, pieces)
+        if pieces is not None:
+            self.statistics.add(action, group, pieces)
+        nbytes = matrix.elems * SUM_BYTES
+        self._span(
+            "update", start_ns, step=action.step, extent=action.extent, chunk=group.chunks[0],
+            bytes=nbytes,
+        )  # fmt: skip
+
+    def _scatter(
+        self, action: Update, pages: Sequence[Pages], matrix: Matrix, wire: Outgoing,
+        scratch: Scratch,
+    ) -> bool:  # fmt: skip
+        """Write the pages of an extent of a sheet, and its weights; True if these are there."""
+        are_there = True
+        for each in pages:
+            group, part = each.group, each.group.part_of(wire.target)
+            if part is not None:
+                memory, dtype = part
+                weights = matrix.weights(each, scratch.weights(group.elems))
+                self._kernel.cast(weights, dtype, memory)
+            if action.is_preview:
+                continue
+            rows = self._rows_to_fill(action, group)
+            if rows is None:
+                rows = scratch.rows(group.number, group.count)
+                np.frombuffer(rows.memory, np.uint8)[:] = 0  # what lies between the fields, too
+            views = record_views(each.kind, rows, each.kernel.state_fields)
+            matrix.put(each, *views, group.absent(action.absent))
+            are_there = are_there and (rows.weights is not None or not wire.has_masters)
+            self._write(action, group, rows)
+        return are_there
+
+    def _records(
+        self, group: PageGroup, step: int, own: RecordRows
+    ) -> tuple[RecordRows, int]:  # fmt: skip
+        """The records of pages: in RAM, or read into `own`; bytes that were read."""
+        found = self._store.rows_in_ram(group.number, group.count, step)
+        if found is not None:
+            return found, 0
+        self._store.read_rows(group.number, step, own)
+        return own, own.memory.nbytes
 
     def _update_pages(
         self, action: Update, pages: Pages, wire: Outgoing, scratch: Scratch
@@ -232,11 +332,7 @@ class Pipeline:
         start_ns = SYSTEM_CLOCK.now_ns()
         group, chunk = pages.group, pages.group.chunks[0]
         own = scratch.rows(group.number, group.count)
-        found = self._store.rows_in_ram(group.number, group.count, action.step)
-        read_bytes = 0
-        if found is None:
-            self._store.read_rows(group.number, action.step, own)
-            found, read_bytes = own, own.memory.nbytes
+        found, read_bytes = self._records(group, action.step, own)
         target = self._rows_to_fill(action, group) or own
         read_ns = self._span(
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes

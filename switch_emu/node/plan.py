@@ -15,7 +15,7 @@ from typing import NamedTuple
 from luwu.base.errors import ConfigError
 from luwu.base.limits import CHUNK_BYTES_STEP, MIB, POOL_BYTES_DEFAULT
 from luwu.base.quantities import format_bytes
-from luwu.layout import Layout
+from luwu.layout import Layout, padded
 from switch_emu.switch.capacity import slot_memory
 
 _RECORD_CHUNKS = 3
@@ -45,8 +45,9 @@ _TOGETHER_BYTES_MAX = 12 * MIB
 """Records that one request reads: up to there a larger one costs less processor time."""
 _SPILL_BUFFERS_MAX = 2
 """One is filled while the other is written."""
-_WHOLE_ELEM_BYTES = 64
-"""Memory of the update of a parameter as a whole, beside its page: sums, squares, products."""
+_WHOLE_ELEM_BYTES = 48
+"""Memory of the update of a parameter as a whole, beside its pages: sums, squares, products, and
+what several pages hold in one piece."""
 EXTENT_AUTO_BYTES_MAX = 4 * MIB
 """Beyond it the memory is worth more: pages that stay in RAM are not read."""
 _CHUNK_AUTO_BYTES_MAX = 16 * MIB
@@ -127,8 +128,8 @@ class NodePlan:
 def whole_bytes(layout: Layout) -> int:
     """Memory that updates take which see a parameter as a whole, one at a time: it comes out of
     that of resident pages. 0: there are none."""
-    elems_max = max((chunk.elems for chunk in layout.chunks if chunk.form.whole), default=0)
-    return _WHOLE_ELEM_BYTES * elems_max
+    wholes = (each for each in layout.parameters if each.form.whole and each.trainable)
+    return _WHOLE_ELEM_BYTES * max((padded(each.elems) for each in wholes), default=0)
 
 
 def default_chunk_bytes(

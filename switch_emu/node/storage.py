@@ -255,10 +255,11 @@ def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) ->
     left_bytes = plan.resident_bytes - bytes_in_place(spec, plan, description)
     needed = whole_bytes(description.layout)
     if needed > left_bytes:
+        wanted = needed if _has_copies(spec) else 2 * needed  # places take half at most
         raise ConfigError(
             f"memory_budget: the update of the largest matrix as a whole takes "
             f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
-            f"{_budget_for(spec, lambda _: 2 * needed) // 1024}KiB",
+            f"{_budget_for(spec, lambda _: wanted) // 1024}KiB",
             code="E205",
         )
     return left_bytes - needed
@@ -266,15 +267,19 @@ def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) ->
 
 def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
     """Shared memory for weights that workers read in place; 0: copies are sent."""
-    if spec.optimizer_nodes > 1:
-        return 0  # a unit's chunks would not be adjacent
+    if _has_copies(spec):
+        return 0
     in_ram_bytes = 0
     if is_in_ram(spec, plan, description):
         in_ram_bytes = bytes_in_ram(description) + whole_bytes(description.layout)
         in_ram_bytes -= _bytes_apart(spec, plan, description)
     wanted_bytes = places_bytes(description.layout, _places_count(description))
-    wanted_bytes = wanted_bytes if spec.arena_bytes else 0
     return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
+
+
+def _has_copies(spec: NodeSpec) -> bool:
+    """True if no weights are read in place: of several nodes, a unit's are not adjacent."""
+    return not spec.arena_bytes or spec.optimizer_nodes > 1
 
 
 def _places_count(description: Description) -> int:

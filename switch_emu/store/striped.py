@@ -109,6 +109,7 @@ class StripedPages(Closing):
         """Stores by the number of their nodes."""
         self.shares: dict[int, Share] = {}
         """What each holds; known when the job is."""
+        self._layout: Layout | None = None
         try:
             present = (0,) if count == 1 else present_nodes(state)[1]
             for number in present:
@@ -141,7 +142,7 @@ class StripedPages(Closing):
         """The job is known: where the page of each chunk is."""
         shares = shares_of(layout, self.configs)
         assert shares is not None, "the stores are not those of this job"
-        self.shares, self.holders = shares, []
+        self.shares, self.holders, self._layout = shares, [], layout
         for stripe in range(layout.optimizer_nodes):
             holders = [number for number, share in shares.items() if stripe in share.stripes]
             number = min(holders, key=lambda each: shares[each].stripes.index(stripe))
@@ -165,13 +166,17 @@ class StripedPages(Closing):
 
     def kind_of(self, page: int) -> PageKind:
         """The kind of the page of a chunk."""
-        store, share = self.holders[page % len(self.holders)]
+        store, share = self._holder(page)
         return store.config.kind(share.page(page))
 
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
         """Fill `into` with one field of the page of a chunk, of the first node that holds it."""
-        store, share = self.holders[page % len(self.holders)]
+        store, share = self._holder(page)
         store.read_field(share.page(page), version, field_name, into)
+
+    def _holder(self, chunk: int) -> tuple[FilePageStore, Share]:
+        assert self._layout is not None, "the job is not known"
+        return self.holders[self._layout.stripe(chunk)]
 
     def close(self) -> None:
         """Close all stores."""

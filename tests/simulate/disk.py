@@ -322,9 +322,8 @@ class Disk:
         is_shared = self.prepared is not None and len(self.share.stripes) > 1
         return self.digests() if is_shared else b""
 
-    def _chunks_of(self, stripe: int) -> range:
-        layout = self.job.layout
-        return range(stripe, len(layout.chunks), layout.optimizer_nodes)
+    def _chunks_of(self, stripe: int) -> Sequence[int]:
+        return self.job.layout.stripe_chunks[stripe]
 
     def _note_prepare(self, action: node_actions.Prepare) -> None:
         self.was_prepared.add((action.version, action.attempt))

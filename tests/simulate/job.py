@@ -17,7 +17,7 @@ import numpy as np
 from luwu.aggregate import Aggregator, make_aggregator
 from luwu.base.retry import RetryPolicy
 from luwu.base.tree import Place, Tree, one_switch, ranks_of
-from luwu.layout import Layout, Parameter, Unit
+from luwu.layout import Layout, Parameter, StoredForm, Unit
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
 from luwu.wire.norms import Clip, clip_factor, norms_of
@@ -34,9 +34,11 @@ SMALL_NODE = NodeLimits(updates_max=2, reads_max=2, push_window_bytes=100_000)
 
 def make_layout(
     *, units: int = 3, chunk_bytes: int = 16384, frozen: bool = True, optimizer_nodes: int = 1,
-    rows: int = 70, extent_chunks: int = 1,
+    rows: int = 70, extent_chunks: int = 1, sheets: bool = False,
 ) -> Layout:  # fmt: skip
     """A small model whose units have several chunks, ragged ends and a frozen parameter.
+
+    `sheets`: each parameter is updated as a whole; those of more than 40 rows have two chunks.
 
     `rows` of 100 elements: 70 are one parameter, and two chunks of 16 KiB with the one behind it;
     more are cut into parameters of 70 rows: 260 are four, and seven chunks.
@@ -52,7 +54,8 @@ def make_layout(
             shapes.append(((50,), False))
         for index, (shape, trainable) in enumerate(shapes):
             name = f"unit{unit}.p{index}"
-            parameters.append(Parameter(name=name, shape=shape, trainable=trainable))
+            form = StoredForm(whole=sheets)
+            parameters.append(Parameter(name=name, shape=shape, trainable=trainable, form=form))
         members.append(Unit(name=f"unit{unit}", parameters=tuple(range(first, len(parameters)))))
     return Layout(
         parameters=tuple(parameters), units=tuple(members), chunk_bytes=chunk_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -357,13 +357,16 @@ class Node(Process):
         return self.core.folded(action, found, Payload(total, self.account), total.nbytes)
 
     def _update(self, action: node_actions.Update) -> Any:
-        return self._update_page(action, 0, (), [])
+        first, *rest = *action.others, action
+        return self._update_page(first, 0, (), [], rest)
 
     def _update_page(
-        self, action: node_actions.Update, at: int, squares: tuple[float, ...], made: list[Any]
-    ) -> Any:
+        self, action: node_actions.Update, at: int, squares: tuple[float, ...], made: list[Any],
+        rest: Sequence[node_actions.Update] = (),
+    ) -> Any:  # fmt: skip
         """Page by page, and time passes between two: whatever happens, it may happen in between.
-        All pages but the last are written before the core knows of any."""
+        All pages but the last are written before the core knows of any. `rest`: other extents of
+        its sheet, which are still to be updated."""
         pages = self._pages(action.extent)
         page = pages[at]
         total = self._total(action.extent, action.contributions)
@@ -382,13 +385,19 @@ class Node(Process):
         if is_finite and at + 1 < len(pages):
             if not action.is_preview:
                 self._write_page(action, page.chunks[0], new, momentum, summed)
-            self._later(lambda: self._update_page(action, at + 1, squares, made))
+            self._later(lambda: self._update_page(action, at + 1, squares, made, rest))
             return []
         published = None
         if action.publish and len(made) == len(pages):
             published = Payload(np.concatenate(made), self.account)
+        if rest:
+            if not action.is_preview:
+                self._write_page(action, page.chunks[0], new, momentum, summed)
+            self._later(lambda: self._update_page(rest[0], 0, (), [], rest[1:]))
         if action.is_preview:
             return self.core.previewed(action, published)
+        if rest:
+            return self.core.updated(action, squares, published)
         self._later(lambda: self._written(action, page.chunks[0], new, momentum, summed))
         return self.core.updated(action, squares, published)
 

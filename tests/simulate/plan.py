@@ -47,6 +47,8 @@ REPLICAS_RATIO = 0.5
 """Share of histories whose pages have several owners, of those that have several nodes."""
 FINISH_MS = 60_000
 """Virtual time that the second phase may take (O4)."""
+SHEETS_RATIO = 0.25
+"""Share of histories whose parameters are updated as a whole; most of these have several chunks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,8 @@ class Options:
     """Of the log of sums beside a state in RAM that is stored; 0: there is none."""
     rows: int = 70
     """Of each unit: more of them are more parameters and more chunks."""
+    sheets: bool = False
+    """Parameters are updated as a whole, and most have several chunks."""
 
     @property
     def may_have_extents(self) -> bool:
@@ -115,6 +119,7 @@ class Options:
             make_layout(
                 units=self.units, frozen=self.frozen, optimizer_nodes=self.optimizer_nodes,
                 rows=self.rows, extent_chunks=self.extent_chunks if self.may_have_extents else 1,
+                sheets=self.sheets,
             ),
             replicas=min(self.replicas, self.optimizer_nodes),
             world_size=self.world_size if tree is None else tree.workers,
@@ -185,6 +190,8 @@ def make_history(seed: int, slot_count: int | None = None, *, own_switch: bool =
     options = _with_cache(Random(derive(seed, "cache")), options)
     options = _with_replicas(Random(derive(seed, "replicas")), options)
     options, faults = _with_losses(Random(derive(seed, "losses")), options, faults)
+    is_whole = Random(derive(seed, "sheets")).random() < SHEETS_RATIO
+    options = replace(options, sheets=is_whole)
     return History(seed, *_in_place(Random(derive(seed, "in place")), options, faults))
 
 

@@ -253,6 +253,22 @@ def test_extents_count_as_fast_as_their_pages_may_be_copied() -> None:
     assert all(JOB.layout.extent_stripe(extent) == 1 for extent in held)  # its own stripe first
 
 
+def test_a_sheet_counts_as_soon_as_all_of_it_does() -> None:
+    """E8. Goal: however slowly pages are copied, a node that is filled has no sheet in part; other
+    extents count one by one."""
+    layout = make_layout(optimizer_nodes=2, rows=260, sheets=True)
+    job = Description(layout=layout, optimizer="test")
+    for number in (0, 1):
+        outbox, share = outbox_of(), Share(layout, number, 2)
+        node = FilledNode(
+            outbox, share, 3, first_step=5, job=job, bytes_per_s=1e-3, since_ns=outbox.now_ns
+        )
+        ends = [layout.sheet(each.index)[-1] == each.index for each in share.extents()]
+        counts = [count for count, is_end in enumerate(ends, 1) if is_end]
+        assert [node.held(5 + step) for step in range(len(counts))] == counts
+        assert len(counts) < len(ends)
+
+
 class Bench:
     """Two nodes; the second has come back empty."""
 

@@ -21,7 +21,7 @@ from luwu.base.limits import (
     PAYLOAD_BYTES_MAX,
     SEGMENTS_MAX,
 )
-from luwu.layout import Layout, Parameter, Share, Unit, owners_of, padded, segment_runs
+from luwu.layout import Layout, Parameter, Share, StoredForm, Unit, owners_of, padded, segment_runs
 
 FIXED = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -223,6 +223,70 @@ def test_every_page_has_its_owners(layout: Layout, data: st.DataObject) -> None:
         assert len(set(owners)) == replicas
         assert {share.number for share in shares if share.owns(chunk)} == set(owners)
         assert shares[owners[0]].page(chunk) == chunk // count
+
+
+WHOLE = StoredForm(whole=True)
+
+
+@FIXED
+@given(layout=layouts(), extent_chunks=st.sampled_from([1, 2, 3, 100]), data=st.data())
+def test_a_sheet_has_one_parameter_and_one_node(
+    layout: Layout, extent_chunks: int, data: st.DataObject
+) -> None:
+    """Goal: the chunks of a parameter that is updated as a whole have nothing else, lie one behind
+    the other in the stores of their owners, and are exactly those of their extents."""
+    parameters = tuple(
+        replace(each, form=WHOLE) if data.draw(st.booleans()) else each
+        for each in layout.parameters
+    )
+    layout = replace(layout, parameters=parameters, extent_chunks=extent_chunks)
+    count = layout.optimizer_nodes
+    shares = [Share(layout, number, data.draw(st.integers(1, count))) for number in range(count)]
+    in_sheets = set()
+    for index, parameter in enumerate(parameters):
+        if parameter.form != WHOLE or not parameter.trainable:
+            continue
+        chunks = [chunk for chunk, _ in layout.pieces(index)]
+        assert all(layout.segments_count(chunk) == 1 for chunk in chunks)
+        extents = [each for each in layout.extents if {*each.chunks} & {*chunks}]
+        if len(chunks) == 1:
+            assert extents[0].index not in layout.sheets
+            continue
+        assert [chunk for extent in extents for chunk in extent.chunks] == chunks
+        in_sheets |= {each.index for each in extents}
+        for extent in extents:
+            assert [*layout.sheet(extent.index)] == [each.index for each in extents]
+        assert len({layout.stripe(chunk) for chunk in chunks}) == 1
+        for share in shares:
+            if share.owns(chunks[0]):
+                pages = [share.page(chunk) for chunk in chunks]
+                assert pages == [*range(pages[0], pages[0] + len(pages))]
+    assert in_sheets == layout.sheets.keys()
+    for share in shares:
+        chunks = [*share.chunks()]
+        assert [share.page(chunk) for chunk in chunks] == [*range(share.pages_count)]
+        assert chunks == [c for c in range(len(layout.chunks) + 3) if share.owns(c)] or count > 1
+    assert sorted(c for each in layout.stripe_chunks for c in each) == [*range(len(layout.chunks))]
+
+
+@pytest.mark.parametrize("optimizer_nodes", [2, 3])
+def test_sheets_are_spread_over_the_nodes(optimizer_nodes: int) -> None:
+    """Goal: of matrices of four chunks each, whose first ones are all even, no node has more than
+    one beyond its share; without sheets chunk c is in stripe c % K."""
+    matrices = tuple(
+        Parameter(name=f"w{index}", shape=(128, 128), form=WHOLE) for index in range(10)
+    )
+    unit = Unit(name="all", parameters=(*range(10),))
+    layout = Layout(
+        parameters=matrices, units=(unit,), chunk_bytes=CHUNK_BYTES_STEP,
+        optimizer_nodes=optimizer_nodes,
+    )  # fmt: skip
+    counts = [len(each) for each in layout.stripe_chunks]
+    assert sum(counts) == 40
+    assert max(counts) - min(counts) <= 4
+    alone = replace(layout, chunk_bytes=4 * CHUNK_BYTES_STEP)
+    assert not alone.sheets
+    assert [alone.stripe(c) for c in range(10)] == [c % optimizer_nodes for c in range(10)]
 
 
 @pytest.mark.parametrize("replicas", [0, 3])

@@ -224,6 +224,9 @@ class Update:
     """It may be followed by another one of this extent: its weights may not be used yet."""
     is_preview: bool = False
     """Hand the weights out, and leave the pages as they are; `previewed`."""
+    others: tuple[Update, ...] = ()
+    """The other extents of its sheet, updated with it: `updated`, or `previewed`, for each of them
+    before it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ once they are kept; a whole sum that can be updated at once, and for which there
 there is (`GradientBudget`). Then its pages are updated (`Updates`). Pure.
 
 start    Update -> updated    the page's new values are known; its weights may be handed out
-                -> written    they are on the page's other side
+                -> written    they are on the page's other side; those of a sheet all together
 preview  Update -> previewed  its weights are handed out, and the page stays as it was
 
 A step that streams and may be clipped is updated as if it was not, while its norm is not known;
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children, ranks_text
@@ -97,7 +96,7 @@ class Gathering:
 
     def _can_owe(self, m: wire.Push, step: Step, part: PartSum) -> bool:
         """True if the page of this gradient can be updated whatever else comes."""
-        is_whole = part.complete and len(part.contributions) == 1
+        is_whole = part.complete and len(part.contributions) == len(step.sheet(m.index)) == 1
         # One that waits for other ranks or parts would hold the window by which they come.
         if not (step.streaming and is_whole and not m.raw) or step.hyper is None or step.folds:
             return False
@@ -242,32 +241,33 @@ class Updates:
             if self._filling is not None and not self._filling.has(step.ready[0]):
                 step.ready.rotate(-1)  # its pages are still to come
                 continue
-            publish = self._serving.awaits(step.number + 1, step.ready[0])
-            update = step.next_update(attempt, publish=publish)
+            update = step.next_update(attempt, self._serving.awaits)
             self.under_way[attempt, update.extent] = update
             self._outbox.actions.append(update)
 
     def preview(self, step: Step) -> None:
         """Make weights of the next step that are waited for, and leave their pages as they are."""
-        awaited = self._serving.awaited(step.number + 1)
+        awaited = dict.fromkeys(step.sheet(e)[-1] for e in self._serving.awaited(step.number + 1))
         for extent in (each for each in awaited if each in step.ready):
             if len(self.under_way) >= self._updates_max:
                 return
             step.ready.remove(extent)
             step.ready.appendleft(extent)
-            update = step.next_update(self._outbox.attempt, publish=True)
+            attempt = self._outbox.attempt
+            update = step.next_update(attempt, self._serving.awaits, is_preview=True)
             self.under_way[update.attempt, update.extent] = update
-            self._outbox.actions.append(replace(update, is_preview=True))
+            self._outbox.actions.append(update)
 
     def previewed(self, update: Update) -> bool:
         """Weights are made, and no page is written; False if they are of an older attempt."""
-        del self.under_way[update.attempt, update.extent]
+        self.under_way.pop((update.attempt, update.extent), None)  # others of a sheet are not there
         if update.attempt != self._outbox.attempt:
             self._release(update.contributions)
             return False
         step = self._steps.by_number[update.step]
         step.put_back(update)
-        step.ready.append(update.extent)
+        if update.extent == step.sheet(update.extent)[-1]:
+            step.ready.append(update.extent)
         return True
 
     def updated(self, update: Update, squares: tuple[float, ...]) -> bool:
@@ -286,15 +286,16 @@ class Updates:
         return True
 
     def written(self, update: Update) -> None:
-        """The page's new values are on its other side: they can be read."""
+        """The page's new values are on its other side, as are all of a sheet: they can be read."""
         del self.under_way[update.attempt, update.extent]
         if update.attempt != self._outbox.attempt:
             return
         step = self._steps.by_number[update.step]
-        step.written.add(update.extent)
-        if step.is_void(update):
-            step.redo(update.extent)
-        self._serving.serve(update.step + 1, update.extent)
+        for each in (*update.others, update):
+            step.written.add(each.extent)
+            if step.is_void(each):
+                step.redo(each.extent)
+            self._serving.serve(each.step + 1, each.extent)
 
     def judged(self, step: Step) -> None:
         """A step that was provisional is applied: what is updated counts and may be read; or, if it

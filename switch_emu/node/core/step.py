@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from luwu.protocol.actions import Payload
@@ -167,8 +167,12 @@ class Step:
     """A rank wants it left out; known from `Commit`."""
     pulled: dict[int, None] = field(default_factory=dict)
     """Extents in the order of their first pull: the forward order."""
+    sheet: Callable[[int], Sequence[int]] = lambda extent: (extent,)
+    """The extents that are updated with one, itself among them (`Layout.sheet`)."""
+    gathered: set[int] = field(default_factory=set)
+    """Extents whose gradient is all there."""
     ready: deque[int] = field(default_factory=deque)
-    """Extents whose update may start."""
+    """Extents whose update may start; of a sheet the last one, when all of it may."""
     updated: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     unchanged: set[int] = field(default_factory=set)
@@ -213,7 +217,10 @@ class Step:
     def make_ready(self, extent: int) -> bool:
         """All of an extent's gradient is there. False if it is empty: the page stays as it is."""
         if self._gradient(self.extents[extent]):
-            self.ready.append(extent)
+            self.gathered.add(extent)
+            sheet = self.sheet(extent)
+            if self.gathered.issuperset(sheet):
+                self.ready.append(sheet[-1])
             return True
         for each in (self.unchanged, self.updated, self.written):
             each.add(extent)
@@ -228,9 +235,20 @@ class Step:
             part.contributions = [replace(c, payload=None) for c in part.contributions]
         return gradient
 
-    def next_update(self, attempt: int, *, publish: bool) -> Update:
-        """The update of the next extent that is ready; `publish`: its weights are waited for."""
-        extent = self.ready.popleft()
+    def next_update(
+        self, attempt: int, awaits: Callable[[int, int], bool], *, is_preview: bool = False
+    ) -> Update:
+        """The update of the next extent that is ready, and of those that are updated with it.
+
+        `awaits`: if weights of an extent are waited for, for a step.
+        """
+        *others, found = (
+            self._update(extent, attempt, awaits(self.number + 1, extent), is_preview)
+            for extent in self.sheet(self.ready.popleft())
+        )
+        return replace(found, others=tuple(others)) if others else found
+
+    def _update(self, extent: int, attempt: int, publish: bool, is_preview: bool) -> Update:
         assert self.hyper is not None
         gradient = self.take_gradient(extent)
         return Update(
@@ -244,6 +262,7 @@ class Step:
             hyper=self.hyper,
             publish=publish and not self.is_provisional,
             is_provisional=self.is_provisional,
+            is_preview=is_preview,
         )
 
     def put_back(self, update: Update) -> None:
@@ -251,10 +270,11 @@ class Step:
         (self.extents[update.extent].total,) = update.contributions
 
     def redo(self, extent: int) -> None:
-        """An extent is to be updated once more."""
+        """An extent is to be updated once more, as are all of its sheet."""
         self.updated.discard(extent)
         self.written.discard(extent)
-        self.ready.append(extent)
+        if extent == self.sheet(extent)[-1]:
+            self.ready.append(extent)
 
     def next_fold(self, extent: int, attempt: int) -> Fold | None:
         """The next part of an extent to fold, if it is complete and none is being folded; or, with
@@ -473,6 +493,7 @@ class Steps:
             self.by_number[number] = Step(
                 number, self._outbox.attempt, self._children.members.active, self._groups,
                 self._shard.is_streaming, (self._shard.norm_type,),
+                sheet=self._shard.layout.sheet,
             )  # fmt: skip
         return self.by_number[number]
 

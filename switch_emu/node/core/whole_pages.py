@@ -194,8 +194,11 @@ class Filling:
         return not self.number or len(self._filled) == self._shard.chunks_count
 
     def has(self, extent: int) -> bool:
-        """True if all pages of an extent are there."""
-        return not self.number or self._filled.issuperset(self._shard.layout.extents[extent].chunks)
+        """True if all pages of an extent, and of those updated with it, are there."""
+        layout = self._shard.layout
+        return not self.number or all(
+            self._filled.issuperset(layout.extents[each].chunks) for each in layout.sheet(extent)
+        )
 
     @property
     def has_held(self) -> bool:

@@ -52,6 +52,9 @@ from switch_emu.node.kernels.updates import Step
 BLOCK_ELEMS = 256 * 1024
 """Elements worked on at a time; a multiple of NORM_BLOCK_ELEMS."""
 
+BLOCK_COLUMNS = 256
+"""Columns of a product that are made at a time, where it takes the place of a factor."""
+
 LANES = 256
 """Partial sums of a block's squares."""
 
@@ -157,8 +160,10 @@ class PortableKernel(UpdateKernel):
             self.step(seen[0], seen[1], seen[2:], run.updates_count, run.hyper)
             for tensor, name in enumerate(("", *self.state_fields)):
                 if page.written[tensor][0].dtype != np.float32:
-                    values = tensors[tensor][cut].numpy()
-                    page.store(tensor, values, run, start, is_unsigned=name in NEVER_NEGATIVE)
+                    is_unsigned = name in NEVER_NEGATIVE
+                    for part in _blocks(0, stop - start):
+                        values = tensors[tensor][cut][part].numpy()
+                        page.store(tensor, values, run, start + part.start, is_unsigned=is_unsigned)
             if average is not None:
                 average.lerp_(weights, average_rate(run.hyper, run.updates_count))
 
@@ -242,7 +247,7 @@ class _Work:
     def __init__(self, elems: int) -> None:
         """For blocks of up to so many elements."""
         self.elems = elems
-        whole = -(-elems // NORM_BLOCK_ELEMS) * NORM_BLOCK_ELEMS
+        whole = -(-min(elems, BLOCK_ELEMS) // NORM_BLOCK_ELEMS) * NORM_BLOCK_ELEMS
         self._total = torch.empty(elems)
         self._wide = torch.empty(elems)
         self._doubles = torch.empty(whole, dtype=torch.float64)
@@ -297,13 +302,15 @@ class _Work:
 
     def square(self, total: Any, lanes: np.ndarray, block: slice) -> None:
         """Add the squares of a block into its rows of `lanes`."""
-        rows = slice(block.start // NORM_BLOCK_ELEMS, -(-block.stop // NORM_BLOCK_ELEMS))
-        count = rows.stop - rows.start
-        doubles = self._doubles[: count * NORM_BLOCK_ELEMS]
-        doubles[: len(total)].copy_(total)
-        doubles[len(total) :].zero_()
-        parts = doubles.numpy().reshape(count, -1, LANES)
-        np.einsum("brl,brl->bl", parts, parts, out=lanes[rows])
+        for part in _blocks(block.start, block.stop):
+            values = total[part.start - block.start : part.stop - block.start]
+            rows = slice(part.start // NORM_BLOCK_ELEMS, -(-part.stop // NORM_BLOCK_ELEMS))
+            count = rows.stop - rows.start
+            doubles = self._doubles[: count * NORM_BLOCK_ELEMS]
+            doubles[: len(values)].copy_(values)
+            doubles[len(values) :].zero_()
+            parts = doubles.numpy().reshape(count, -1, LANES)
+            np.einsum("brl,brl->bl", parts, parts, out=lanes[rows])
 
     def copied(self, values: Any) -> Any:
         """A copy, in the room of widened elements: there is none when the sum is made."""
@@ -399,9 +406,13 @@ class Muon:
         (m,) = state
         lr, momentum = float(hyper["lr"]), float(hyper["momentum"])
         m.lerp_(grad, 1 - momentum)
-        direction = grad.lerp(m, momentum) if hyper["nesterov"] else m
-        direction = torch.from_numpy(self.orthogonal(direction.numpy(), hyper))
+        direction = grad.lerp(m, momentum) if hyper["nesterov"] else m.clone()
         rows, columns = weights.shape
+        if rows > columns:
+            direction = direction.T.contiguous()
+        self.orthogonalise(direction.numpy(), hyper)
+        if rows > columns:
+            direction = direction.T.contiguous()
         if hyper["match_rms_adamw"]:
             ratio = 0.2 * math.sqrt(max(rows, columns))
         else:
@@ -409,25 +420,33 @@ class Muon:
         weights.mul_(1 - lr * float(hyper["weight_decay"]))
         weights.add_(direction, alpha=-lr * ratio)
 
-    def orthogonal(self, matrix: F32Array, hyper: Mapping[str, Number]) -> F32Array:
-        """Some steps of Newton-Schulz on the matrix over its norm."""
+    def orthogonalise(self, x: F32Array, hyper: Mapping[str, Number]) -> None:
+        """Some steps of Newton-Schulz on a wide matrix over its norm, in its place."""
         a, b, c = (np.float32(hyper[f"ns_{name}"]) for name in "abc")
-        is_tall = matrix.shape[0] > matrix.shape[1]
-        x = np.ascontiguousarray(matrix.T if is_tall else matrix)
-        x = x / np.float32(max(_norm(x), float(hyper["eps"])))
+        x /= np.float32(max(_norm(x), float(hyper["eps"])))
         for _ in range(int(hyper["ns_steps"])):
             gram = self._product(x, x, transposed=True)
             # `gram` is symmetric, to the bit: both of its halves are summed in one order.
-            update = b * gram + c * self._product(gram, gram, transposed=False)
-            x = a * x + self._product(update, x, transposed=False)
-        return np.ascontiguousarray(x.T) if is_tall else x
+            update = self._product(gram, gram, transposed=False)
+            update *= c
+            gram *= b
+            update += gram
+            for columns in _blocks(0, x.shape[1], BLOCK_COLUMNS):  # each of `x` makes its own
+                part = x[:, columns]
+                made = self._product(update, np.ascontiguousarray(part), transposed=False)
+                part *= a
+                part += made
 
 
 def _norm(values: F32Array) -> float:
     """Of all elements, summed in float64, in one order: lane j of 256 adds j, j + 256, ..."""
     flat = values.ravel()
-    whole = flat.size // LANES * LANES
-    squares = np.square(flat[:whole].reshape(-1, LANES), dtype=np.float64)
-    lanes = np.add.reduce(squares, axis=0)
+    whole, lanes = flat.size // LANES * LANES, np.zeros(LANES)
+    for block in _blocks(0, whole):
+        rows = flat[:whole][block].reshape(-1, LANES)
+        squares = np.empty((1 + len(rows), LANES))
+        squares[0] = lanes
+        np.square(rows, out=squares[1:], dtype=np.float64)
+        lanes = np.add.reduce(squares, axis=0)
     rest = np.square(flat[whole:], dtype=np.float64)
     return math.sqrt(math.fsum(lanes) + math.fsum(rest))

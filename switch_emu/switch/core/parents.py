@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final
 
+from luwu.base.errors import RemoteProtocolError
 from luwu.layout import Layout, Share, owners_of
 from luwu.protocol.actions import PARENT, Send
 from luwu.protocol.epoch import nodes_of
@@ -35,6 +37,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.messages import Verb
+from luwu.wire.reading import VersionFacts
 from luwu.wire.stored import stored_bytes
 
 STEP_MAX_S: Final = 60.0
@@ -56,6 +59,8 @@ class FilledNode:
         extents = share.extents()
         self._places = {each.index: place for place, each in enumerate(extents)}
         self._bytes = [sum(stored_bytes(job, chunk) for chunk in each.chunks) for each in extents]
+        sheets = share.layout.sheets
+        self._goes_on = [each.index in sheets.get(each.index, ())[1:] for each in extents]
         self._chunks_to = [0, *accumulate(len(each.chunks) for each in extents)]
         """Chunks of so many extents."""
         self.chunks = [chunk for each in extents for chunk in each.chunks]
@@ -89,8 +94,11 @@ class FilledNode:
         now_ns = self._outbox.now_ns
         room = min((now_ns - self._since_ns) / 1e9, STEP_MAX_S) * self._bytes_per_s
         self._since_ns, first = now_ns, count
-        # At least one in each step, however large: else the filling would never end.
-        while count < len(self._bytes) and (count == first or room >= self._bytes[count]):
+        # At least one in each step, however large: else the filling would never end. And no sheet
+        # in part: it could not be updated.
+        while count < len(self._bytes) and (
+            count == first or self._goes_on[count] or room >= self._bytes[count]
+        ):
             room -= self._bytes[count]
             count += 1
         return count
@@ -120,6 +128,7 @@ class Parents:
         self.count, self.replicas = count, replicas
         self._stripes: tuple[int, ...] = ()
         """The stripe of each extent."""
+        self._layout: Layout | None = None
         self._received: dict[tuple[int, int, int, Hashable], set[int]] = {}
         """(generation, attempt, step, what is answered) -> nodes that have answered."""
         self.count_only((1 << count) - 1)
@@ -161,7 +170,18 @@ class Parents:
     def learn(self, layout: Layout) -> None:
         """The job's layout is known: nothing of an extent is sent before."""
         self._stripes = tuple(layout.extent_stripe(each.index) for each in layout.extents)
+        self._layout = layout
         self._spread_pulls()
+
+    def learn_chunks(self, held: VersionFacts) -> None:
+        """A reader's version, where there may be no workers: what it reads are chunks."""
+        if self._layout is None:
+            with suppress(RemoteProtocolError):  # then its reader reports it
+                self._layout = held.job.layout
+
+    def stripe(self, chunk: int) -> int:
+        """The stripe of a chunk; of one that there is not, any."""
+        return chunk % self.count if self._layout is None else self._layout.stripe(chunk)
 
     def _spread_pulls(self) -> None:
         """The extents of a stripe are pulled from its owners in turn."""
@@ -198,7 +218,7 @@ class Parents:
         if verb is Verb.KEEP:
             owners, is_more = self._owners[0], filled is not None and filled.owns_pieces
         elif verb is Verb.LOAD or m.index >= len(self._stripes):
-            return self._owners[m.index % self.count]  # none answers of what there is not
+            return self._owners[self.stripe(m.index)]  # none answers of what there is not
         else:
             owners = self._owners[self._stripes[m.index]]
             is_more = filled is not None and filled.holds(m.index, m.step)
@@ -206,7 +226,7 @@ class Parents:
 
     def holder(self, chunk: int) -> int:
         """A node that has the page of a chunk; neighbours are spread over those that do."""
-        owners = self._owners[chunk % self.count]
+        owners = self._owners[self.stripe(chunk)]
         return owners[chunk // self.count % len(owners)]
 
     # ---------------------------------------------------------------------- downwards

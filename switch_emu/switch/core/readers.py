@@ -165,7 +165,8 @@ class JointReaders:
 
     def _read(self, reader: _Reader, m: wire.Read) -> None:
         count = self._parents.count
-        owners = self._parents.owners(0 if m.field.startswith(ATTACHED) else m.index % count)
+        stripe = 0 if m.field.startswith(ATTACHED) else self._parents.stripe(m.index)
+        owners = self._parents.owners(stripe)
         holders = [node for node in owners if node in reader.holders]
         there = [node for node in holders if not self._at.nodes[node].is_away] or holders
         node, now_ns = there[m.index // count % len(there)], self._outbox.now_ns
@@ -190,7 +191,8 @@ class JointReaders:
         if reader.opened is not None:
             return
         try:
-            reader.holders[node] = parse_facts(facts)
+            held = reader.holders[node] = parse_facts(facts)
+            self._parents.learn_chunks(held)
         except RemoteProtocolError as exc:
             self._outbox.note("switch.misfit", level="WARNING", node=node, text=str(exc))
             return
