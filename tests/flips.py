@@ -252,12 +252,15 @@ class Following(Worker):
 
 def install(shell: Any, flipper: Flipper) -> None:
     """Put the flips between a node's pipeline and its store, which it has not made yet."""
-    tiered, use = shell._storage._tiered, shell._use
+    in_front, use = shell._storage._in_front, shell._use
 
     def used(store: FlippingStore) -> None:
         use(store)
         pipeline = shell._pipeline
-        pipeline._kernel = FlippingKernel(pipeline._kernel, store, flipper)
+        kernels = pipeline._kernels
+        flipping_kernel = FlippingKernel(pipeline._kernel, store, flipper)
+        made = replace(kernels.made, kernel=flipping_kernel)
+        pipeline._updates_of._kernels = kernels._replace(made=made)
         wire = pipeline._wire
 
         def flipping(*arguments: Any, **named: Any) -> Outgoing:
@@ -268,7 +271,7 @@ def install(shell: Any, flipper: Flipper) -> None:
 
         pipeline._wire = flipping
 
-    shell._storage._tiered = lambda store, job: FlippingStore(tiered(store, job), flipper)
+    shell._storage._in_front = lambda file, job: FlippingStore(in_front(file, job), flipper)
     shell._use = used
 
 

@@ -81,9 +81,9 @@ class Bug:
         path.write_text(self.planted(path.read_text()))
 
 
-FLUSH_DATA = """            for side in sorted(self._dirty):
-                self._sides[side].flush()
-            self._dirty.clear()
+FLUSH_DATA = """        for side in sorted(self._dirty):
+            self._sides[side].flush()
+        self._dirty.clear()
 """
 FLUSH_TWICE = """def _flush_twice(fd: int) -> None:
     try:
@@ -106,8 +106,8 @@ BUGS = (
         "switch_emu/store/file.py",
         {
             FLUSH_DATA: "",
-            '            failpoint("store.after_prepared")\n': FLUSH_DATA
-            + '            failpoint("store.after_prepared")\n',
+            "        self._steps.note_prepared(step, table)\n\n    def _logged": FLUSH_DATA
+            + "        self._steps.note_prepared(step, table)\n\n    def _logged",
         },
         IMAGES,
     ),

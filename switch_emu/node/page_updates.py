@@ -7,12 +7,14 @@ What an update makes depends on the record, the sum and a `Cause`; on nothing el
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import importlib.util
+import re
 import struct
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from luwu.base.errors import StateError
@@ -171,10 +173,13 @@ class Kernels(NamedTuple):
 
 @cache
 def _torch_version() -> str:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    """That of the torch that is installed, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         return "none"
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    return "unknown" if found is None else found[1]
 
 
 def note_bytes(layout: Layout) -> int:

@@ -15,6 +15,7 @@ from luwu.wire import messages as wire
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
 from tests.simulate.cluster import Cluster
+from tests.simulate.disk import Summed
 from tests.simulate.faults import Cancel, Crash, DieInStore, Fault, Noise, PowerCut, Zombie
 from tests.simulate.history import Simulation, run_history
 from tests.simulate.job import Job, make_layout
@@ -98,22 +99,24 @@ class Forgetful(Node):
     """Writes the last page of an extent, and not the one before it."""
 
     def _write(
-        self, chunk: int, version: int, attempt: int, weights: object, momentum: object
-    ) -> None:
+        self, chunk: int, version: int, attempt: int, weights: object, momentum: object,
+        summed: Summed | None = None,
+    ) -> None:  # fmt: skip
         pages = next(e.chunks for e in self._job.layout.extents if chunk in e.chunks)
         if version == 0 or chunk not in pages[-2:-1]:
-            super()._write(chunk, version, attempt, weights, momentum)
+            super()._write(chunk, version, attempt, weights, momentum, summed)
 
 
 class Eager(Node):
     """Writes the first page of an extent twice."""
 
     def _written(
-        self, action: node_actions.Update, chunk: int, weights: object, momentum: object
-    ) -> object:
+        self, action: node_actions.Update, chunk: int, weights: object, momentum: object,
+        summed: Summed,
+    ) -> object:  # fmt: skip
         first = self._pages(action.extent)[0].chunks[0]
         self._owned.write(first, action.step + 1, action.attempt, weights, momentum)
-        return super()._written(action, chunk, weights, momentum)
+        return super()._written(action, chunk, weights, momentum, summed)
 
 
 class Mixed(Node):

@@ -47,11 +47,11 @@ def test_a_replica_that_differs_is_found(update: str, number: int) -> None:
     disk, write = cluster.disks[number], cluster.disks[number].write
 
     def with_a_wrong_bit(chunk: int, version: int, *rest: Any) -> None:
-        attempt, weights, momentum = rest
+        attempt, weights, momentum, *summed = rest
         if (chunk, version) == (3, 3):
             weights = weights.copy()
             weights.view(np.uint32)[7] ^= 1
-        write(chunk, version, attempt, weights, momentum)
+        write(chunk, version, attempt, weights, momentum, *summed)
 
     disk.write = with_a_wrong_bit  # type: ignore[method-assign]
     cluster.world.run(lambda: bool(cluster.switch.ended), limit_ns=600 * 10**9)

@@ -9,6 +9,7 @@ import pytest
 
 from switch_emu.node.core import actions as node_actions
 from tests.simulate.cluster import Cluster
+from tests.simulate.disk import Summed
 from tests.simulate.faults import Fault
 from tests.simulate.history import Simulation, run_history
 from tests.simulate.job import Job, make_layout
@@ -72,11 +73,12 @@ def test_the_oracles_see_a_sheet_in_part() -> None:
 
     class Parted(Node):
         def _write_page(
-            self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any
-        ) -> None:
+            self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any,
+            summed: Summed,
+        ) -> None:  # fmt: skip
             sheet = self._job.layout.sheets.get(action.extent, ())
             if not sheet or action.extent == sheet[-1]:
-                super()._write_page(action, chunk, weights, momentum)
+                super()._write_page(action, chunk, weights, momentum, summed)
 
     class Wrong(Simulation):
         node_type = Parted
