@@ -275,6 +275,7 @@ def _cluster(
             has_switch=has_switch,
             arena_bytes=64 * 1024 * 1024,
             summary=Path(directory) / "summary.json",
+            log_steps=1,  # a push ends with its page
         ) as cluster,
     ):
         yield cluster

@@ -16,6 +16,7 @@ from typing import Any, Final
 from luwu.aggregate import FLOAT32
 from luwu.base.errors import ConfigError, RemoteProtocolError
 from luwu.base.foreign import MALFORMED, natural, parse_json, plain_text, typed
+from luwu.base.limits import NODE_COUNT_MAX
 from luwu.layout import ALL_FLOAT32, Layout, Parameter, StoredForm, Unit
 
 DIFFERENCES_SHOWN_MAX = 6
@@ -101,7 +102,7 @@ def parse_description(encoded: bytes | memoryview, extent_chunks: int = 1) -> De
                 for name, members in _rows(document, "units")
             ),
             chunk_bytes=natural(document["chunk_bytes"]),
-            optimizer_nodes=natural(document["node_count"]),
+            optimizer_nodes=natural(document["node_count"], NODE_COUNT_MAX),
             extent_chunks=extent_chunks,
         )
         found = Description(
