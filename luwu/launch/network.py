@@ -14,6 +14,9 @@ _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
 1 Gbit/s: 64 KiB 679, 256 KiB 332, 512 KiB 306, 1 MiB 295, 16 MiB 410; 0.1 Gbit/s: 64 KiB 2188,
 128 KiB 2158, 256 KiB 2181, 16 MiB 3500. Below some size messages bind, and not bytes."""
 
+_BETWEEN_HOSTS: Final = 125e6
+"""Bytes per second of links that are not ours to know; faster ones lose little by small chunks."""
+
 
 def links_of(config: RunConfig) -> Links:
     """The emulated links, dilated. Raises ConfigError for what would have no effect."""
@@ -50,6 +53,7 @@ def chunk_for_links(config: RunConfig, chunk_bytes: int) -> int:
     """
     specs = [spec for _, _, spec in links_of(config).directions()]
     rates = [spec.rate_bytes_per_s * config.dilation for spec in specs if spec.rate_bytes_per_s]
+    rates += [_BETWEEN_HOSTS] if config.hosts > 1 else []
     if rates:
         most = max(_CHUNK_LINK_BYTES_MIN, min(rates) * _CHUNK_LINK_S)
         while chunk_bytes > most:

@@ -150,7 +150,7 @@ def test_bad_network_two_links_below_one_switch(tmp_path: Path) -> None:
     [({}, 16384), ({"link": "loss=0.1"}, 16384), ({"link": "100gbe"}, 16384),
      ({"link": "1gbit"}, 1024), ({"link": "worker=10gbit;node=1gbit"}, 1024),
      ({"link": "100mbit"}, 128), ({"link": "1mbit"}, 64),
-     ({"link": "100gbe", "dilation": "100"}, 16384)],
+     ({"link": "100gbe", "dilation": "100"}, 16384), ({"hosts": "2"}, 1024)],
 )  # fmt: skip
 def test_the_chunk_follows_the_slowest_link(texts: dict[str, str], chunk_kib: int) -> None:
     """Goal: a chunk crosses a link in an instant of the cluster's own time, however dilated."""
