@@ -624,3 +624,18 @@ def test_every_message_has_a_place(count: int) -> None:
     placed = {kind for table in every for kind in table}
     assert placed.isdisjoint(NOT_FOR_NODES)
     assert placed | NOT_FOR_NODES == set(wire.MESSAGE_TYPES)
+
+
+def test_a_sheet_is_updated_when_all_its_pages_are_there() -> None:
+    """E8. Goal: at a node that is filled, the pages of its last extent do not do."""
+    parts = Parts(number=0, count=2, replicas=2)
+    filling = Filling(parts.outbox, parts.children, parts.shard)
+    parts.shard.layout = layout = make_layout(optimizer_nodes=2, sheets=True)
+    filling.begin(1)
+    sheet = layout.sheet(next(iter(layout.sheets)))
+    assert len(sheet) == 2
+    for extent in reversed(sheet):
+        assert not any(map(filling.has, sheet))
+        (chunk,) = layout.extents[extent].chunks
+        filling.page_filled(do.FillPage(chunk, None))
+    assert all(map(filling.has, sheet))

@@ -44,8 +44,8 @@ def test_an_end_between_two_extents_of_a_sheet(update: str, fault: Fault) -> Non
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_a_sheet_is_one_update(update: str) -> None:
-    """Goal: an update has all extents of its sheet, and begins when the last gradient is there,
-    which no receipt waits for, though the budget has room for one."""
+    """Goal: an update has all extents of its sheet, and begins when the last gradient is there. No
+    receipt waits for it, though no gradient has room: the window is as large as one."""
     seen: list[node_actions.Update] = []
 
     class Watched(Node):
@@ -58,7 +58,7 @@ def test_a_sheet_is_one_update(update: str) -> None:
 
     layout = make_layout(sheets=True, frozen=False)
     limits = node_actions.NodeLimits(
-        updates_max=1, reads_max=2, push_window_bytes=100_000, sum_bytes_max=17_000
+        updates_max=1, reads_max=2, push_window_bytes=17_000, sum_bytes_max=1_000
     )
     job = Job(layout, update=update, node_limits=limits)
     Watching(0, job, ORDERED).run_to_the_end()

@@ -272,7 +272,8 @@ def test_a_sheet_has_one_parameter_and_one_node(
 @pytest.mark.parametrize("optimizer_nodes", [2, 3])
 def test_sheets_are_spread_over_the_nodes(optimizer_nodes: int) -> None:
     """Goal: of matrices of four chunks each, whose first ones are all even, no node has more than
-    one beyond its share; without sheets chunk c is in stripe c % K."""
+    one beyond its share, and no extent has chunks of two; without sheets chunk c is in stripe
+    c % K."""
     matrices = tuple(
         Parameter(name=f"w{index}", shape=(128, 128), form=WHOLE) for index in range(10)
     )
@@ -283,6 +284,8 @@ def test_sheets_are_spread_over_the_nodes(optimizer_nodes: int) -> None:
     )  # fmt: skip
     counts = [len(each) for each in layout.stripe_chunks]
     assert sum(counts) == 40
+    for extent in replace(layout, extent_chunks=3).extents:
+        assert len({layout.chunks[chunk].sheet for chunk in extent.chunks}) == 1
     assert max(counts) - min(counts) <= 4
     alone = replace(layout, chunk_bytes=4 * CHUNK_BYTES_STEP)
     assert not alone.sheets
