@@ -41,6 +41,7 @@ from luwu.launch.starting import (
     first_step,
     log_text,
     machines_text,
+    say_other_tree,
     say_security,
     say_start,
     start_text,
@@ -166,6 +167,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
+        say_other_tree(console, run_directory, config)
     return _Served(state, sizes, step)
 
 

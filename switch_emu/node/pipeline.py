@@ -29,7 +29,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.tree import ranks_of
+from luwu.base.tree import partial_sums, ranks_of
 from luwu.layout import SUM_BYTES, Segment, Share
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
@@ -73,6 +73,8 @@ from switch_emu.store.views import RecordRows
 
 KERNEL_KEY: Final = "kernel"
 """Key of `DecidedStep.extra`: name and version of the update that made the step."""
+TREE_KEY: Final = "tree"
+"""The same: its `luwu.base.tree.partial_sums`, if there were any."""
 
 
 _Queue = queue.SimpleQueue[Any]
@@ -137,6 +139,7 @@ class Pipeline:
         self._pages_together = plan.pages_together
         self._pages: dict[int, tuple[_Pages, ...]] = {}
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._tree = partial_sums(core.groups)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(lambda nbytes: np.empty(nbytes, np.uint8).data)
         self._sums_room = threading.Semaphore(plan.updates_count)
@@ -557,6 +560,8 @@ class Pipeline:
     def _prepare(self, action: Prepare, _: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         extra = {KERNEL_KEY: f"{self._kernel.name} {self._kernel.version}"}
+        if self._tree:
+            extra[TREE_KEY] = self._tree
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._attachments.seal(action.version, action.kept_attempt)
         self._store.prepare(

@@ -153,6 +153,34 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     assert exported(shell.directory / "state") == (STEPS, light_digest(STEPS))
 
 
+@pytest.mark.feature("trees of switches")
+def test_all_nodes_know_the_sums(shell: Terminal) -> None:
+    """I3. Goal: a node that joins another one makes the same sums of contributions that found no
+    slot, by --hosts or by a tree; one that has another tree is refused."""
+    file = shell.directory / "tree.toml"
+    file.write_text(
+        '[top]\nparent = "node"\nworkers = "2-3"\n[a]\nparent = "top"\nworkers = "0-1"\n'
+    )
+    start = ("up", "--role", "node", "--optimizer-nodes", "2", "--workers", "4")
+    for run, flags in (("hosts", ["--hosts", "2"]), ("tree", ["--tree", "tree.toml"])):
+        first = shell.start(*start, *flags, "--run-dir", run, "--state", f"{run}-0")
+        line = first.wait_for(r"^join    luwu (up .*--number 1.*)$")[1]
+        second = shell.start(*line.split(), "--run-dir", run, "--state", f"{run}-1")
+        line = second.wait_for(r"^join    luwu (up --role switch.*)$")[1]
+        roles = (shell.directory / run / "roles" / f"{role}.json" for role in ("node", "node-1"))
+        groups = [json.loads(role.read_text())["spec"]["groups"] for role in roles]
+        assert groups[0] == groups[1]
+        assert 0b0011 in groups[0]
+        assert ("--tree tree.toml --name top" in line) == (run == "tree")
+        assert first.interrupt() == second.interrupt() == 0
+    first = shell.start(*start, "--run-dir", "none", "--state", "none-0")
+    line = first.wait_for(r"^join    luwu (up .*--number 1.*)$")[1]
+    refused = shell.run(*line.split(), "--tree", "tree.toml", "--workers", "4", "--state", "none-1")
+    assert refused.process.returncode == 2
+    assert "was started with the tree of one switch, this role with 0-1|0-3" in refused.err
+    assert first.interrupt() == 0
+
+
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:
     """I8. Goal: Ctrl-C in each terminal, while all wait for workers, leaves nothing."""
     shared = ["--run-dir", "up"]
