@@ -34,6 +34,7 @@ from luwu.launch.serving import (
     node_plan,
     serve,
     state_directory,
+    tree_of,
 )
 from luwu.launch.starting import (
     beginning,
@@ -324,8 +325,14 @@ def _check_engine(config: RunConfig) -> None:
     if config.engine == "ray":
         if config.join is not None:
             raise ConfigError("join is of the local engine; leave it out with --engine ray")
+        tree_of(config)  # raises for one that cannot be
     elif config.insecure:
         raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
+    elif config.hosts > 1:
+        raise ConfigError(
+            "hosts: luwu run starts the workers of this host; give --hosts to luwu up, and run the "
+            "line that it prints on each host, or add --engine ray"
+        )
 
 
 def check_script(script: Sequence[str]) -> None:

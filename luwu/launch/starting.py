@@ -33,7 +33,7 @@ def machines_text(config: RunConfig) -> str:
     switches = 0 if config.no_switch else len(tree_of(config))
     found = [_counted(switches, "switch", "switches")] if switches else []
     if config.hosts > 1:
-        found = [f"a switch here and on each of {config.hosts} hosts"]
+        found = [f"switch, {config.hosts} hosts with a switch each"]
     return ", ".join([*found, _counted(config.optimizer_nodes, "node", "nodes")])
 
 
