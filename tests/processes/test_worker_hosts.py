@@ -180,6 +180,8 @@ def test_each_host_has_a_switch(shell: Terminal) -> None:
     cluster.make(range(3, 6))
     cluster.kill(lost)
     cluster.make(range(6, 9))
+    status = shell.succeed("status", "up").out
+    assert "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step none\n" in status
     cluster.start("2-3")
     cluster.wait_for_node("ranks 2, 3 are back")
     cluster.make(range(9, STEPS))
