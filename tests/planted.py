@@ -243,9 +243,7 @@ BUGS = (
     Bug(
         "a page that is to come from another node is updated before it is there",
         "switch_emu/node/core/whole_pages.py",
-        {
-            "return not self.number or all(\n            self._filled": "return True or all(\n            self._filled"
-        },
+        {"        return not self.number or all(\n": "        return True or all(\n"},
         SEVERAL_NODES,
     ),
     Bug(

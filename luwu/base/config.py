@@ -180,8 +180,9 @@ class RunConfig:
         "ranks")
     engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
-    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", ("up", "estimate"), HOSTS,
-        "number of hosts that share the workers evenly, each with a switch of its own",
+    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", (*JOINING, "estimate"), HOSTS,
+        "number of hosts that share the workers evenly, each with a switch of its own; run: only "
+        "with Ray",
         roles=BOTH)
     bind: str | None = _key(None, words, "ENDPOINT", UP, HOSTS,
         "address to listen on, such as tcp://127.0.0.1:0")

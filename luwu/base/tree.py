@@ -15,7 +15,7 @@ that found no slot in a switch follows it (`luwu/protocol/contribution.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -197,8 +197,13 @@ def tree_of_hosts(workers: int, hosts: int) -> Tree:
 
 
 def groups_text(tree: Tree) -> str:
-    """The part of a tree that bits depend on, as a text to compare: `0-1|2-3|0-3`."""
+    """The part of a tree that sums are made by, as a text to compare: `0-1|2-3|0-3`."""
     return "|".join(ranges_text(ranks_of(bits)) for bits in tree.groups)
+
+
+def partial_sums(groups: Sequence[int]) -> str:
+    """The same of what bits depend on: sums over several ranks, but not over all: `0-1|2-3`."""
+    return "|".join(ranges_text(ranks_of(bits)) for bits in groups[:-1] if bits & (bits - 1))
 
 
 def read_tree(file: Path, *, workers: int) -> Tree:

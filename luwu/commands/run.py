@@ -34,6 +34,7 @@ from luwu.launch.serving import (
     node_plan,
     serve,
     state_directory,
+    tree_of,
 )
 from luwu.launch.starting import (
     beginning,
@@ -41,6 +42,7 @@ from luwu.launch.starting import (
     first_step,
     log_text,
     machines_text,
+    say_other_tree,
     say_security,
     say_start,
     start_text,
@@ -166,6 +168,7 @@ def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Serv
     step = first_step(run_directory)
     if config.resume:
         console.say(beginning(state, step))
+        say_other_tree(console, run_directory, config)
     return _Served(state, sizes, step)
 
 
@@ -322,8 +325,14 @@ def _check_engine(config: RunConfig) -> None:
     if config.engine == "ray":
         if config.join is not None:
             raise ConfigError("join is of the local engine; leave it out with --engine ray")
+        tree_of(config)  # raises for one that cannot be
     elif config.insecure:
         raise ConfigError("insecure: luwu run listens on this host alone; leave --insecure out")
+    elif config.hosts > 1:
+        raise ConfigError(
+            "hosts: luwu run starts the workers of this host; give --hosts to luwu up, and run the "
+            "line that it prints on each host, or add --engine ray"
+        )
 
 
 def check_script(script: Sequence[str]) -> None:

@@ -122,6 +122,10 @@ def _wrapped(words: str) -> list[str]:
 
 
 def _processes(document: Mapping[str, Any]) -> Iterator[str]:
+    for each in document["hosts"]:
+        found = each["ranks_in_last_step"] or "none"
+        found = "" if found == each["ranks"] else f"; in the last step {found}"
+        yield f"{each['name']:<9} ranks {each['ranks']}{found}"
     memory = {row["name"]: row for row in document["memory"]}
     for each in document["processes"]:
         row = memory.get(each["name"])

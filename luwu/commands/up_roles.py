@@ -57,6 +57,7 @@ from luwu.launch.starting import (
     beginning,
     first_step,
     log_text,
+    say_other_tree,
     say_security,
     say_start,
     start_text,
@@ -114,6 +115,8 @@ class Up:
         if connection.switch is not None:
             self.console.detail(f"switch  {connection.switch}")
         say_security(self.console, connection)
+        if self.config.resume and self.role != "switch" and not self.number:
+            say_other_tree(self.console, self.run, self.config)
         if self.role == "node" and not self.config.no_switch:
             _say_next_role(self, connection)
         else:
@@ -243,10 +246,12 @@ def _as_before(up: Up, before: Connection) -> RunConfig:
             f"number: what is joined names {known} of {count} optimizer nodes; the next to start "
             f"{following}, this is node {number}"
         )
-    return replace(
+    config = replace(
         config, workers=before.world_size, optimizer_nodes=count, chunk=before.chunk_bytes,
-        extent=before.extent_bytes, replicas=before.replicas,
+        extent=before.extent_bytes, replicas=before.replicas, hosts=before.hosts,
     )  # fmt: skip
+    _check_same_tree(before, "" if config.tree is None else groups_text(tree_of(config)))
+    return config
 
 
 def _join_parent(up: Up, file: Path) -> Connection:
@@ -321,7 +326,7 @@ def _start_in_tree(up: Up, name: str) -> None:
             file = directory.file(switch_file(place.parent))
             parent = _join_parent(up, file)
             files = _files_above(up, [file.name])
-        _check_same_tree(parent, tree)
+        _check_same_tree(parent, groups_text(tree))
     connection = add_leaf(
         up.supervisor, config, parent, tree, place, files=files, more_parents=more_parents
     )
@@ -330,11 +335,11 @@ def _start_in_tree(up: Up, name: str) -> None:
     _say_tree(up, tree, place, connection)
 
 
-def _check_same_tree(parent: Connection, tree: Tree) -> None:
-    if parent.tree != groups_text(tree):
+def _check_same_tree(parent: Connection, groups: str) -> None:
+    if parent.tree != groups:
         raise ConfigError(
-            f"tree: the parent at {parent.endpoint} was started with the tree "
-            f"{parent.tree or 'of one switch'}, this switch with {groups_text(tree)}; give all "
+            f"tree: what listens at {parent.endpoint} was started with the tree "
+            f"{parent.tree or 'of one switch'}, this role with {groups or 'one switch'}; give all "
             "roles the same --tree"
         )
 
@@ -368,11 +373,12 @@ def _say_next_role(up: Up, connection: Connection) -> None:
     config, known = up.config, 1 + len(connection.more_nodes)
     file = up.run.file(node_file(up.number))
     up.console.detail(f"file    {file} (mode 600)")
-    start = f"luwu up --role switch{_keys_flag(config)}"
+    tree = "" if config.tree is None else f" --tree {config.tree}"
+    start = f"luwu up --role switch{_keys_flag(config)}{tree}"
     if known < connection.optimizer_nodes:
-        start = f"luwu up --role node{_keys_flag(config)} --number {known}"
-    elif config.tree is not None:
-        start += f" --tree {config.tree} --name {tree_of(config).root.name}"
+        start = f"luwu up --role node{_keys_flag(config)} --number {known}{tree}"
+    elif tree:
+        start += f" --name {tree_of(config).root.name}"
     start += _worker_flags(config, is_counted=config.tree is not None)
     up.console.say(f"join    {start} --join {file}")
     up.console.say(f"or      {start} --join '{connection.url()}'")

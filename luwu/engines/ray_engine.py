@@ -3,6 +3,9 @@
     one actor      `luwu up`: switch and node together, on any host of the cluster
     one a worker   the script, with RANK and its companions set; as many CPUs as compute threads
 
+With --hosts a placement group keeps the workers of each host together. The first of them starts the
+host's switch (`luwu/join/host.py`), so they are started again, and left out, together.
+
 The run directory is here: what the processes print and what ends them is brought into it, so
 errors and exit codes are those of the local engine. Actors end with us; what they run, with them.
 
@@ -132,9 +135,14 @@ class Placed:
     """An actor, and how its process is doing."""
 
     name: str
-    actor: Any
+    actor: Any = None
     code: int | None = None
     last_lines: list[str] = field(default_factory=list)
+
+    @property
+    def is_worker(self) -> bool:
+        """False of switch and node."""
+        return self.name.startswith("worker ")
 
     @property
     def process(self) -> str:
@@ -160,11 +168,16 @@ class RayEngine(Closing):
         except ImportError as exc:
             text = f"engine: ray is not installed ({exc}); {needs('ray')}"
             raise ConfigError(text, code="E208") from exc
-        if resolved.config.transport not in ("auto", "tcp"):
+        config = resolved.config
+        if config.transport not in ("auto", "tcp"):
             raise ConfigError(
-                f"transport: {resolved.config.transport} joins processes of one host, and Ray may "
+                f"transport: {config.transport} joins processes of one host, and Ray may "
                 "place them on several; leave --transport out"
             )
+        self._per_host = config.workers // config.hosts if config.hosts > 1 else 1
+        """Workers that Ray keeps on one host."""
+        self._hosts: Any = None
+        """The placement group of the hosts of workers."""
         self._ray = ray
         self._run, self._resolved, self._console = run, resolved, console
         self._should_stop = should_stop
@@ -182,6 +195,8 @@ class RayEngine(Closing):
 
     def work(self, script: Sequence[str]) -> None:
         """Serve, train and return when all has ended. Raises what went wrong."""
+        if self._resolved.config.hosts > 1:
+            self._reserve(self._resolved.config.hosts)
         [serving] = self._place(["switch and node"], 1)
         self._serve(serving)
         try:
@@ -201,54 +216,80 @@ class RayEngine(Closing):
             self._look(serving, [])
             if serving.code == 0:  # its workers have left: nothing of the job is missing
                 break
-            again = workers if policy == "stop" else [lost]
-            others = [worker for worker in workers if worker not in again]
-            first = str(error).partition("\n")[0]
+            host = self._host_of(lost)
+            gone = [each for each in workers if policy == "stop" or self._host_of(each) == host]
+            others = [worker for worker in workers if worker not in gone]
+            first, ranks = str(error).partition("\n")[0], [worker.rank for worker in gone]
+            who, are = ("it", "is") if len(gone) == 1 else ("all workers", "are")
+            if others and len(gone) > 1:
+                who += " of its host"
             if restarts_left:
                 restarts_left -= 1
-                which = "all workers are" if policy == "stop" else "it is"
-                self._console.say(f"{first}; {which} started again, {restarts_left} left")
+                self._console.say(f"{first}; {who} {are} started again, {restarts_left} left")
             elif policy == "drop" and others:
-                self._console.say(f"{first}; the others go on without it")
-                again = []
-                self._stop(lost)
+                self._console.say(f"{first}; the others go on without {who}")
+                ranks = []
             else:
                 raise error
-            for worker in again:
+            for worker in gone:
                 self._stop(worker)
-            ranks = [worker.rank for worker in again]
             try:
                 workers = [*others, *self._start_workers(script, connect, ranks)]
             except ConnectionFailed as missing:  # Ray has no place for it
                 if policy != "drop" or not others:
                     raise
-                self._console.say(f"{missing}; the others go on without it")
-                self._stop(self._placed[-1])
+                self._console.say(f"{missing}; the others go on without {who}")
+                for worker in self._placed[-len(ranks) :]:
+                    self._stop(worker)
                 workers = others
         self._watch([serving], [serving], limit_s=ENDING_S)
 
     # ---------------------------------------------------------------------- placing
 
+    def _reserve(self, hosts: int) -> None:
+        """Have Ray find different hosts for the workers. Raises ConnectionFailed."""
+        cpus = self._per_host * int(_environ()["OMP_NUM_THREADS"])
+        bundles = [{"CPU": cpus}] * hosts
+        self._hosts = self._ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+        if not self._hosts.wait(self._resolved.config.connect_timeout):
+            asked = f"{cpus} CPUs on each of {hosts} hosts"
+            raise ConnectionFailed(self._missing_text("workers", asked))
+
+    def _host_of(self, worker: Placed) -> int:
+        """The number of its host; without --hosts, each has one of its own."""
+        return worker.rank // self._per_host
+
+    def _create(self, placed: Placed, cpus: int) -> None:
+        """Ask Ray for its actor, on the host of its ranks."""
+        where: Any = "SPREAD"
+        if self._hosts is not None and placed.is_worker:
+            where = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                self._hosts, placement_group_bundle_index=self._host_of(placed)
+            )
+        make = self._ray.remote(num_cpus=cpus, max_restarts=0, scheduling_strategy=where)(Runner)
+        placed.actor = make.remote(os.getcwd())
+
     def _place(self, names: Sequence[str], cpus: int) -> list[Placed]:
         """Actors, once Ray has found a host for each. Raises ConnectionFailed."""
-        make = self._ray.remote(num_cpus=cpus, max_restarts=0, scheduling_strategy="SPREAD")(Runner)
-        placed = [Placed(name, make.remote(os.getcwd())) for name in names]
+        placed = [Placed(name) for name in names]
         self._placed += placed
+        for each in placed:
+            self._create(each, cpus)
         limit_s = self._resolved.config.connect_timeout
         answers = {each.actor.folder.remote(): each for each in placed}
         there, missing = self._ray.wait([*answers], num_returns=len(answers), timeout=limit_s)
         if missing:
-            raise ConnectionFailed(self._missing_text(answers[missing[0]].name, cpus))
+            raise ConnectionFailed(self._missing_text(answers[missing[0]].name, f"{cpus} CPUs"))
         for answer in there:
             try:
                 self._ray.get(answer)
             except self._ray.exceptions.RayError:  # its host was lost, and Ray did not know it yet
-                self._place_again(make, answers[answer])
+                self._place_again(answers[answer], cpus)
         return placed
 
-    def _place_again(self, make: Any, placed: Placed) -> None:
+    def _place_again(self, placed: Placed, cpus: int) -> None:
         """Another actor in place of one that has never run. Raises ConnectionFailed."""
-        placed.actor = make.remote(os.getcwd())
+        self._create(placed, cpus)
         try:
             limit_s = self._resolved.config.connect_timeout
             self._ray.get(placed.actor.folder.remote(), timeout=limit_s)
@@ -256,12 +297,12 @@ class RayEngine(Closing):
             text = f"the {placed.name} cannot run where Ray placed it: {exc}"
             raise ConnectionFailed(text) from exc
 
-    def _missing_text(self, name: str, cpus: int) -> str:
-        """Why Ray has not started an actor in time."""
+    def _missing_text(self, name: str, asked: str) -> str:
+        """Why Ray has not started what asks for so many CPUs in time."""
         limit_s = self._resolved.config.connect_timeout
         free = self._ray.available_resources().get("CPU", 0)
         return (
-            f"Ray has not started the {name} within {limit_s:.0f} s: it asks for {cpus} CPUs, and "
+            f"Ray has not started the {name} within {limit_s:.0f} s: it is asked for {asked}, and "
             f"the cluster has {self._ray.cluster_resources().get('CPU', 0):g}, {free:g} of them "
             "free; give it more, lower OMP_NUM_THREADS, or raise --connect-timeout if its hosts "
             "start processes slowly"
@@ -321,8 +362,14 @@ class RayEngine(Closing):
             environ = {
                 **_environ(), **key_environ(config), "LUWU_CONNECT": connect,
                 "RANK": str(worker.rank), "WORLD_SIZE": str(config.workers),
-                "LUWU_EVENTS": f"{folder}/events", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                "LUWU_EVENTS": f"{folder}/events",
+                "LOCAL_RANK": str(worker.rank % self._per_host),
+                "LOCAL_WORLD_SIZE": str(self._per_host),
             }  # fmt: skip
+            for name in ("run_dir", "switch_memory_budget"):  # for the switch of its host
+                if not self._resolved.is_default(name):
+                    text = value_text(name, getattr(config, name))
+                    environ[f"LUWU_{name.upper()}"] = str(text)
             starting = worker.actor.start.remote(
                 worker.process, "luwu.launch.entry", [folder, "", *named], environ,
                 with_streams=worker.rank == 0,
@@ -354,7 +401,6 @@ class RayEngine(Closing):
     def _look(self, placed: Placed, workers: Sequence[Placed]) -> None:
         if self._should_stop():
             raise Interrupted("interrupted; every process of the run is being stopped")
-        is_worker = placed.process.startswith("worker-")
         placed.code, new, streams = self._ask(placed, placed.actor.look.remote())
         for data, is_error in streams:
             self._console.pass_on(data, is_error)
@@ -362,13 +408,13 @@ class RayEngine(Closing):
             lines = new.decode(errors="replace").splitlines()
             placed.last_lines = [*placed.last_lines, *lines][-LAST_LINES_COUNT:]
             for line in lines:
-                if not is_worker and line.startswith(BEGINNINGS):
+                if not placed.is_worker and line.startswith(BEGINNINGS):
                     self._console.say(line)
             with self._run.log(placed.process).open("ab") as log:
                 log.write(new)
         if placed.code in (None, 0):
             return
-        if not is_worker:
+        if not placed.is_worker:
             text = "\n".join(placed.last_lines).partition("luwu up: ")
             raise error_of_code(placed.code, f"switch and node: {text[2] or text[0]}")
         errors = [self._run.error(worker.process) for worker in workers]
@@ -392,8 +438,7 @@ class RayEngine(Closing):
         try:
             return self._ray.get(answer, timeout=self._resolved.config.connect_timeout)
         except self._ray.exceptions.RayError as exc:
-            is_worker = placed.name.startswith("worker ")
-            kind: type[LuwuError] = WorkerFailed if is_worker else ConnectionFailed
+            kind: type[LuwuError] = WorkerFailed if placed.is_worker else ConnectionFailed
             raise kind(
                 f"Ray lost the {placed.name}, or the host it ran on: {exc}\n"
                 "The state is where it was: start the run again with --resume"
@@ -411,6 +456,8 @@ class RayEngine(Closing):
         """Stop what still runs, everywhere."""
         for placed in list(reversed(self._placed)):
             self._stop(placed)
+        if self._hosts is not None:
+            self._ray.util.remove_placement_group(self._hosts)
         if self._is_ours:
             self._ray.shutdown()
 

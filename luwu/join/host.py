@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from luwu.base.directories import RUNS_DIRECTORY
@@ -23,6 +24,8 @@ from luwu.base.tree import ranges_text, tree_of_hosts
 from luwu.join.connection import Connection, join, switch_file
 from luwu.nic.shell import Nic
 
+STARTING_S: Final = 60.0
+"""Time beyond that of the job for the switch to start, or to report why it cannot."""
 ENDING_S: Final = 5.0
 """Time for the switch to end once its workers have left."""
 
@@ -45,7 +48,8 @@ class HostSwitch:
         local_rank, count = (_number(name, rank) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         tree = tree_of_hosts(connection.world_size, connection.hosts)
         self._place = tree.leaf_above(range(rank - local_rank, rank - local_rank + count))
-        self._run = RUNS_DIRECTORY / f"{connection.job}-{self._place.name}"
+        runs = Path(os.environ.get("LUWU_RUN_DIR") or RUNS_DIRECTORY)
+        self._run = runs / f"{connection.job}-{self._place.name}"
         self._pid, self._process = os.getpid(), None
         self._nic: Nic | None = None
         file = self._run / switch_file(self._place.name)
@@ -56,8 +60,8 @@ class HostSwitch:
             atexit.register(self._end)
         try:
             self.connection = join(
-                str(file), timeout_s=connection.connect_timeout_s, should_stop=self._has_ended,
-                say=lambda text: None,
+                str(file), timeout_s=connection.connect_timeout_s + STARTING_S,
+                should_stop=self._has_ended, say=lambda text: None,
             )  # fmt: skip
             """By which its workers join."""
         except Interrupted as error:

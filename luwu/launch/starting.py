@@ -5,18 +5,20 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from luwu.aggregate import FLOAT32
 from luwu.base.config import RunConfig
 from luwu.base.directories import memory_kind
 from luwu.base.foreign import lines_of
 from luwu.base.json_file import json_object, read_json
 from luwu.base.quantities import format_bytes
+from luwu.base.tree import partial_sums
 from luwu.join.connection import Connection
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import Decided
-from luwu.launch.serving import Sizes, tree_of
+from luwu.launch.serving import Sizes, groups_of, tree_of
 
 SURVIVES: Final = {
     "step": "survives power loss",
@@ -31,7 +33,7 @@ def machines_text(config: RunConfig) -> str:
     switches = 0 if config.no_switch else len(tree_of(config))
     found = [_counted(switches, "switch", "switches")] if switches else []
     if config.hosts > 1:
-        found = [f"a switch here and on each of {config.hosts} hosts"]
+        found = [f"switch, {config.hosts} hosts with a switch each"]
     return ", ".join([*found, _counted(config.optimizer_nodes, "node", "nodes")])
 
 
@@ -93,13 +95,30 @@ def _counted(count: int, one: str, many: str) -> str:
 
 def first_step(run: RunDirectory) -> int | None:
     """The step that the node's state leads to; None: it found none. Asked when it listens."""
+    return _opened(run).get("version")
+
+
+def say_other_tree(console: Console, run: RunDirectory, config: RunConfig) -> None:
+    """Report that the state was made by other sums than those that this run makes."""
+    before, now = _opened(run).get("tree"), partial_sums(groups_of(tree_of(config)))
+    if before is not None and before != now and config.aggregate == FLOAT32:
+        console.say(
+            f"the last step of the state was summed {_sums_text(before)}, those of this run "
+            f"{_sums_text(now)}: the last bits of weights depend on that (docs/trees.md)"
+        )
+
+
+def _sums_text(sums: str) -> str:
+    return f"over ranks {sums.replace('|', ' and ')} first" if sums else "over all ranks at once"
+
+
+def _opened(run: RunDirectory) -> dict[str, Any]:
+    """The record of the node about the state that it opened first; empty if it found none."""
     try:
         records = map(json_object, lines_of(run.events("node")))
-        return next(
-            (each["version"] for each in records if each.get("name") == "node.opened"), None
-        )
+        return next((each for each in records if each.get("name") == "node.opened"), {})
     except OSError:
-        return None
+        return {}
 
 
 def beginning(state: Path | None, step: int | None) -> str:

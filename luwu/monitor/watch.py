@@ -5,6 +5,7 @@ has ended, that failed and that was stopped. A `Watch` reads what was appended s
 
     state       running | finished | failed | stopped | gone | starting, and a text about it
     steps       the time of each step, from one decision to the next; faults and restarts as flags
+    hosts       of `luwu up --hosts`, while it is under way: their ranks
     degraded    the optimizer nodes that the job goes on without
     step        the typical one of the last 20 steps as lanes; `slowest`: of the slowest worker;
                 while the run is under way, the last one that ended
@@ -31,7 +32,8 @@ from luwu.base.foreign import taking
 from luwu.base.json_file import read_json
 from luwu.base.links import parse_links
 from luwu.base.quantities import format_bytes
-from luwu.join.connection import read_connection
+from luwu.base.tree import parse_ranks, ranges_text, tree_of_hosts
+from luwu.join.connection import Connection, read_connection
 from luwu.launch.processes.children import command_of, is_of_run
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.report.chart import StepFlag
@@ -65,6 +67,8 @@ class History:
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
     """Numbers that rank 0 recorded with `luwu.log`, by name and step."""
     flags_count: int = 0
+    ranks: str = ""
+    """Those whose gradients are in the last decided step."""
     degraded: dict[str, Any] | None = None
     """The optimizer nodes that the job goes on without: `nodes`, since which `step`, and a `text`
     that says why."""
@@ -79,6 +83,7 @@ class History:
         if name == "node.step":
             at_ns = process.unix_ns(record["at_ns"])
             self._decided.setdefault(process.file.rank, {})[record["step"]] = at_ns
+            self.ranks = record.get("ranks", "")
         elif name == SCALARS and process.file.rank == 0:
             for key, value in record["values"].items():
                 self.scalars.setdefault(key, {})[record["step"]] = float(value)
@@ -191,6 +196,7 @@ class Watch:
             **self._lanes(is_running=is_running),
             "waits_for": self._waits_for() if is_running else None,
             "degraded": self._history.degraded,
+            "hosts": [] if connection is None else self._hosts(connection),
             "processes": processes,
             "memory": self._memory(processes),
             "links": self._links(resolved, counted),
@@ -265,6 +271,18 @@ class Watch:
         behind = [name for name, step in begun.items() if step < latest]
         whom = ", ".join(behind) if behind else "all processes"
         return f"no step was decided for {since_s:.0f} s; waiting for {whom}"
+
+    def _hosts(self, connection: Connection) -> list[dict[str, str]]:
+        """Where each host has a switch: the ranks of each, and which are in the last step."""
+        tree = tree_of_hosts(connection.world_size, connection.hosts)
+        last = set(parse_ranks(self._history.ranks, "ranks") if self._history.ranks else ())
+        return [
+            {
+                "name": place.name, "ranks": ranges_text(place.workers),
+                "ranks_in_last_step": ranges_text(last & set(place.workers)),
+            }
+            for place in tree.below(tree.root)
+        ]  # fmt: skip
 
     def _memory(self, processes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """By process: what it takes, what it took at most, and its budget."""

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from luwu.aggregate import Aggregator
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
-from luwu.base.tree import ranks_of
+from luwu.base.tree import partial_sums, ranks_of
 from luwu.layout import SUM_BYTES, Share
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
@@ -72,6 +72,9 @@ from switch_emu.store import (
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.records import RECORD_KEY
 from switch_emu.store.views import RecordRows
+
+TREE_KEY: Final = "tree"
+"""Key of `DecidedStep.extra`: its `luwu.base.tree.partial_sums`, if there were any."""
 
 _Queue = queue.SimpleQueue[Any]
 """Actions of the core; None ends a thread."""
@@ -119,6 +122,7 @@ class Pipeline:
         )  # fmt: skip
         """Versions that are pinned for readers."""
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        self._tree = partial_sums(core.groups)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(aligned_buffer)  # the log writes them where they lie
         self._sums_room = threading.Semaphore(plan.updates_count)
@@ -606,6 +610,8 @@ class Pipeline:
     def _prepare(self, action: Prepare, _: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
         extra = dict(self._kernels.said())
+        if self._tree:
+            extra[TREE_KEY] = self._tree
         if action.kept_attempt is not None:
             extra[RECORD_KEY] = self._attachments.seal(action.version, action.kept_attempt)
         self._store.prepare(

@@ -44,7 +44,7 @@ from switch_emu.node.core.actions import (
 )
 from switch_emu.node.core.with_switch import NodeWithSwitch
 from switch_emu.node.page_updates import Kernels
-from switch_emu.node.pipeline import Pipeline, Stored
+from switch_emu.node.pipeline import TREE_KEY, Pipeline, Stored
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
@@ -126,9 +126,11 @@ class NodeShell(Loop):
         self.recorder.event(  # what the extents are of, for the readers of spans
             NODE_ABOUT, level="DEBUG", units=[[unit.name, len(extents)] for unit, extents in units]
         )  # fmt: skip
+        decided = store.decided
+        tree = decided.extra.get(TREE_KEY, "") if decided is not None and decided.version else None
         self.recorder.event(
             "node.opened", generation=store.generation, attempt=store.attempt,
-            version=None if store.decided is None else store.decided.version,
+            version=None if decided is None else decided.version, tree=tree,
             pages=store.config.page_count, kernel=kernels.made.kernel.name,
             kernel_version=kernels.made.kernel.version, kernel_reason=kernels.made.reason,
             weights="in place" if self._places is not None else "copied",

@@ -13,6 +13,7 @@ from luwu.base.tree import (
     groups_text,
     one_switch,
     parse_ranks,
+    partial_sums,
     ranges_text,
     read_tree,
     tree_of_hosts,
@@ -107,6 +108,8 @@ def test_a_tree_is_read_parents_first(tmp_path: Path) -> None:
     assert tree.children(tree.named("host-b")) == (0b0100, 0b1000)
     assert [tree.leaf_of(rank).name for rank in range(4)] == ["host-a"] * 2 + ["host-b"] * 2
     assert groups_text(tree) == "0-1|2-3|0-3"
+    assert partial_sums(tree.groups) == "0-1|2-3"
+    assert partial_sums(tree_of_hosts(4, 4).groups) == partial_sums(one_switch(4).groups) == ""
     with pytest.raises(ConfigError, match="no switch 'x'; it has top, host-b, host-a"):
         tree.named("x")
 

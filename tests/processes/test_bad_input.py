@@ -102,6 +102,12 @@ TYPED = {
         "switch_memory_budget: the job at tcp://127.0.0.1:9 has no switch on this host"
     ),
     f"run --join {URL}&hosts=3 --ranks 0 -m workers.train": "hosts is 3, not a whole number 1 to 2",
+    "run --workers 4 --hosts 2 -m workers.train": (
+        "hosts: luwu run starts the workers of this host; give --hosts to luwu up"
+    ),
+    "run --engine ray --workers 3 --hosts 2 -m workers.train": (
+        "hosts: 2 hosts cannot share 3 workers evenly"
+    ),
     "up --workers 4 --hosts 2": "hosts: the switches of other hosts .* give --bind tcp://ADDRESS",
     "up --hosts 2 --bind tcp://127.0.0.1:0 --no-switch": (
         "no_switch: with --hosts 2 there is a switch on each host"

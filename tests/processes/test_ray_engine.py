@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,6 +16,10 @@ from typing import Any
 
 import pytest
 
+from luwu.base.socket_directory import shared_endpoint
+from luwu.base.tree import tree_of_hosts
+from luwu.testing.leftovers import until_empty
+from tests.helpers.local_job import MIB, Job, plain, plain_of
 from tests.processes.commands import Command, Terminal, environ_of, every_process, summary
 from tests.processes.jobs import light_digest
 
@@ -31,14 +36,14 @@ pytestmark = pytest.mark.timeout(400)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
-    """The address of a cluster of three hosts with a CPU each."""
+    """The address of a cluster of three hosts, two of which have two CPUs."""
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     head = {"num_cpus": 1, "include_dashboard": False}
     made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            made.add_node(num_cpus=1)
+            made.add_node(num_cpus=2)
         yield made.address
     finally:
         made.shutdown()
@@ -56,10 +61,10 @@ def start(shell: Terminal, cluster: str, *arguments: str, run_dir: str = "run") 
     return shell.start(*flags, RAY_ADDRESS=cluster)
 
 
-def kill_worker_after(command: Command, shell: Terminal, text: str) -> None:
-    """SIGKILL to worker 1 once the run has said something."""
+def kill_worker_after(command: Command, text: str, rank: int = 1) -> None:
+    """SIGKILL to a worker once the run has said something."""
     command.wait_for(text, WAIT_S)
-    os.kill(worker_process(1)[0], signal.SIGKILL)
+    os.kill(worker_process(rank)[0], signal.SIGKILL)
 
 
 def worker_process(rank: int) -> tuple[int, int]:
@@ -78,20 +83,16 @@ def is_of_ray(pid: int) -> bool:
     return environ_of(pid).get("LUWU_RUN_ID", "").startswith("ray-")
 
 
+@pytest.mark.slow
 @pytest.mark.feature("a lost worker under Ray")
 @pytest.mark.parametrize(
     ("policy", "flags", "said"),
     [
         ("stop", ("--worker-restarts", "1"), "all workers are started again, 0 left"),
-        pytest.param(
-            "wait", ("--worker-restarts", "1"), "it is started again, 0 left",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "drop", ("--drop-after", "1s"), "the others go on without it", marks=pytest.mark.slow
-        ),
+        ("wait", ("--worker-restarts", "1"), "it is started again, 0 left"),
+        ("drop", ("--drop-after", "1s"), "the others go on without it"),
     ],
-)  # fmt: skip
+)
 def test_ray_gives_the_same_weights(
     policy: str, flags: tuple[str, ...], said: str, shell: Terminal, cluster: str
 ) -> None:
@@ -102,7 +103,7 @@ def test_ray_gives_the_same_weights(
         shell, cluster, "--state", "state", "--on-worker-loss", policy, *flags,
         *job("--compute-ms", "600"),
     )  # fmt: skip
-    kill_worker_after(run, shell, " step=2 ")
+    kill_worker_after(run, " step=2 ")
     assert run.wait(WAIT_S) == 0, run.err
     assert f"step={STEPS - 1} " in run.err
     assert said in run.err
@@ -110,12 +111,62 @@ def test_ray_gives_the_same_weights(
     assert (digest == light_digest(STEPS)) == (policy != "drop")
 
 
+@pytest.mark.feature("a lost worker under Ray")
+@pytest.mark.feature("trees of switches")
+@pytest.mark.parametrize(
+    ("policy", "lost", "flags", "said"),
+    [
+        pytest.param(
+            "stop", 1, ("--worker-restarts", "1"), "all workers are started again, 0 left",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "wait", 2, ("--worker-restarts", "1"),
+            "all workers of its host are started again, 0 left",
+        ),
+        pytest.param(
+            "drop", 2, ("--drop-after", "1s"), "the others go on without all workers of its host",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_each_host_of_ray_has_a_switch(
+    policy: str, lost: int, flags: tuple[str, ...], said: str, shell: Terminal, cluster: str
+) -> None:
+    """I1, I3, I8. Goal: two ranks on each host, below a switch of their own; the weights are those
+    of this tree, though a worker is killed, and nothing is left on the hosts."""
+    run = start(
+        shell, cluster, "--state", "state", "--workers", "4", "--hosts", "2", "--on-worker-loss",
+        policy, "--switch-memory-budget", "256MiB", *flags, *job("--compute-ms", "600"),
+    )  # fmt: skip
+    run.wait_for(" step=1 ", WAIT_S)
+    hosts = [worker_process(rank)[1] for rank in range(4)]
+    assert hosts == [hosts[0]] * 2 + [hosts[2]] * 2
+    assert hosts[0] != hosts[2]
+    kill_worker_after(run, " step=2 ", lost)
+    assert run.wait(WAIT_S) == 0, run.err
+    assert said in run.err
+    tree_job = Job(world_size=4, steps=STEPS, tree=tree_of_hosts(4, 2))
+    digests = {plain(tree_job).digest}
+    if policy == "drop":
+        made_by = [[range(4)] * count + [range(2)] * (STEPS - count) for count in range(1, STEPS)]
+        digests = {plain_of(tree_job, each).digest for each in made_by}
+    assert summary(shell.directory / "run")["weights_digest"] in digests
+    roles = (shell.directory / "run").glob("*-host-?/roles/switch-host-?.json")
+    specs = {role.parents[1].name: json.loads(role.read_text())["spec"] for role in roles}
+    assert sorted(spec["name"] for spec in specs.values()) == ["host-0", "host-1"]
+    assert [spec["memory_budget_bytes"] for spec in specs.values()] == [256 * MIB] * 2
+    sockets = [Path(shared_endpoint(name).removeprefix("shm://")).parent for name in specs]
+    assert until_empty(lambda: [str(each) for each in sockets if each.exists()], 5.0) == []
+    assert [pid for pid in every_process() if is_of_ray(pid)] == []
+
+
 @pytest.mark.slow
 def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path) -> None:
     """I6. Goal: a worker that could not say why it ended is named by its rank and its log."""
     train = job("--compute-ms", "1200")
     run = start(shell, cluster, "--state", "state", *train)
-    kill_worker_after(run, shell, " step=1 ")
+    kill_worker_after(run, " step=1 ")
     assert run.wait(WAIT_S) == 4, run.err
     assert "worker 1 (pid " in run.err
     assert "was killed by signal 9" in run.err
@@ -123,28 +174,39 @@ def test_a_killed_worker_is_named(shell: Terminal, cluster: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_lost_host_is_replaced(shell: Terminal, tmp_path: Path) -> None:
-    """I1. Goal: with restarts left and a CPU free, the workers begin again on the hosts that are
-    left. Method: four hosts with a CPU each; that of a worker dies."""
+@pytest.mark.feature("trees of switches")
+@pytest.mark.parametrize("per_host", [1, 2])
+def test_a_lost_host_is_replaced(per_host: int, shell: Terminal) -> None:
+    """I1, I3. Goal: with restarts left and CPUs free, the workers begin again on the hosts that are
+    there; with --hosts each rank below a switch, as before. Method: three hosts, one with a CPU;
+    that of a worker dies once another one has come."""
     head = {"num_cpus": 1, "include_dashboard": False}
     made = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+    sizes = () if per_host == 1 else ("--workers", "4", "--hosts", "2")
     try:
-        nodes = {raylet_of(node): node for node in [made.add_node(num_cpus=1) for _ in range(3)]}
+        nodes = {raylet_of(node): node for node in [made.add_node(num_cpus=per_host)
+                                                    for _ in range(2)]}  # fmt: skip
         run = start(
-            shell, made.address, "--state", "state", "--worker-restarts", "1",
+            shell, made.address, "--state", "state", "--worker-restarts", "1", *sizes,
             *job("--compute-ms", "600", "--steps", str(LONG_STEPS)),
         )  # fmt: skip
         run.wait_for(" step=1 ", WAIT_S)
-        workers = [worker_process(rank) for rank in (0, 1)]
-        pid, lost = next(each for each in workers if each[1] in nodes)  # not the first host
+        made.add_node(num_cpus=per_host)
+        hosts = [worker_process(rank)[1] for rank in range(2 * per_host)]
+        lost = next(host for host in reversed(hosts) if host in nodes)  # not the first host
         made.remove_node(nodes[lost], allow_graceful=False)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)  # a host takes all with it, and not Ray's processes alone
+        for pid in every_process():  # a host takes all with it, and not Ray's processes alone
+            if environ_of(pid).get("RAY_RAYLET_PID") == str(lost):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         assert run.wait(WAIT_S) == 0, run.err
     finally:
         made.shutdown()
     assert "all workers are started again, 0 left" in run.err
     assert f"step={LONG_STEPS - 1} " in run.err
+    tree = None if per_host == 1 else tree_of_hosts(4, 2)
+    expected = plain(Job(world_size=2 * per_host, steps=LONG_STEPS, tree=tree))
+    assert summary(shell.directory / "run")["weights_digest"] == expected.digest
 
 
 def raylet_of(node: Any) -> int:
@@ -217,10 +279,18 @@ def test_ray_listens_off_loopback_only_if_asked(shell: Terminal, cluster: str) -
 
 @pytest.mark.slow
 def test_ray_that_is_too_small(shell: Terminal, cluster: str) -> None:
-    """I6. Goal: more workers than CPUs is an error that says both numbers."""
-    done = start(
-        shell, cluster, "--workers", "5", "--connect-timeout", "40s", "--state", "state",
-        "-m", "workers.train",
-    )  # fmt: skip
-    assert done.wait(WAIT_S) == 3
-    assert "it asks for 1 CPUs, and the cluster has 3, " in done.err
+    """I6. Goal: more workers than CPUs, or hosts, is an error that says both numbers."""
+    too_many = (
+        (("--workers", "6"), "it is asked for 1 CPUs, and the cluster has 5, 0 of them free"),
+        (
+            ("--workers", "6", "--hosts", "3"),
+            "it is asked for 2 CPUs on each of 3 hosts, and the cluster has 5, ",
+        ),
+    )
+    for flags, said in too_many:
+        done = start(
+            shell, cluster, *flags, "--connect-timeout", "40s", "--state", "state",
+            "-m", "workers.train", run_dir=flags[-1],
+        )  # fmt: skip
+        assert done.wait(WAIT_S) == 3
+        assert said in done.err

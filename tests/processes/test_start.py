@@ -59,6 +59,28 @@ def test_luwu_run_starts_in_three_lines(shell: Terminal) -> None:
             assert "no state in luwu-state: starting at step 0" in ours
 
 
+@pytest.mark.feature("--resume reports where it begins")
+@pytest.mark.feature("trees of switches")
+def test_a_state_of_other_sums_is_named(shell: Terminal) -> None:
+    """I3. Goal: who resumes with other switches reads that the last bits change, once; who changes
+    nothing reads nothing."""
+    tree = '[top]\nparent = "node"\nworkers = "2"\n[a]\nparent = "top"\nworkers = "0-1"\n'
+    (shell.directory / "tree.toml").write_text(tree)
+    said = (
+        "the last step of the state was summed over ranks 0-1 first, those of this run over all "
+        "ranks at once: the last bits of weights depend on that"
+    )
+    flags = ("--workers", "3", "--state", "state", "--resume")
+    for steps, more in enumerate((("--tree", "tree.toml"), (), ()), 1):
+        write_light(shell.directory / "light.py", steps=steps)
+        done = shell.succeed("run", *flags, *more, "light.py")
+        assert (said in done.err) == (steps == 2), done.err
+    serving = shell.start("up", *flags, "--tree", "tree.toml")
+    serving.wait_for("was summed over all ranks at once, those of this run over ranks 0-1 first")
+    serving.wait_for("^join ")
+    assert serving.interrupt() == 0
+
+
 @pytest.mark.feature("a start in at most three lines")
 def test_luwu_up_starts_in_three_lines(shell: Terminal) -> None:
     """Goal: what serves, and how to join it; `luwu run --join` says whom it joined in one line."""

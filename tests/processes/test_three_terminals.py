@@ -21,6 +21,7 @@ from luwu.launch.processes.children import is_alive
 from luwu.testing.leftovers import until_empty
 from tests.processes.commands import Command, Terminal, summary
 from tests.processes.jobs import exported, light_digest
+from tests.processes.test_worker_hosts import kill_host
 from tests.suites.free_port import free_port
 
 STEPS = 6
@@ -85,29 +86,35 @@ def ports() -> Iterator[tuple[int, int]]:
 def test_three_terminals_started_again_by_an_engine(
     shell: Terminal, ports: tuple[int, int]
 ) -> None:
-    """I1, I2, I3. Goal: where an engine runs `luwu up` again, because it died with all it had
+    """I1, I2, I3. Goal: where an engine runs a command again, because it died with all it had
     started, the job goes on: --job, --chunk and a port make the same URL, which is known before.
-    Method: SIGKILL to `luwu up` and its process, as if their container was killed; again."""
-    asked = "job=7&world_size=2&chunk_bytes=16384"
+    Method: the commands of jobset.yaml; SIGKILL to all processes of each, as if their container
+    was killed; again. Switches of one rank each leave the bits as they are."""
+    asked = "job=7&world_size=2&chunk_bytes=16384&hosts=2"
     at_node, at_switch = (f"tcp://127.0.0.1:{port}" for port in ports)
     commands = {
-        "node": ["--job", "7", "--chunk", "16KiB", "--bind", at_node, "--state", "s", "--resume"],
+        "node": f"--job 7 --chunk 16KiB --bind {at_node} --state s --resume --hosts 2".split(),
         "switch": ["--bind", at_switch, "--join", f"{at_node}?{asked}"],
     }
 
     def up(role: str) -> Command:
         return shell.start("up", "--role", role, "--run-dir", role, *commands[role])
 
+    def host(rank: int, run: str) -> Command:
+        where = ["run", "--join", f"{at_switch}?{asked}", "--ranks", str(rank), "--run-dir", run]
+        return shell.start(*where, *JOB, "--compute-ms", "360")
+
     serving = {role: up(role) for role in commands}
-    workers = shell.start(
-        "run", "--join", f"{at_switch}?{asked}", "--run-dir", "w", *JOB, "--compute-ms", "360"
-    )
-    log = shell.directory / "w" / "logs" / "worker-0.log"
+    stays, killed = host(0, "pod-0"), host(1, "pod-1")
+    log = shell.directory / "pod-0" / "logs" / "worker-0.log"
     for number, role in enumerate(commands, start=1):
-        workers.wait_for(f" step={number} ", of=log)
+        stays.wait_for(f" step={number} ", of=log)
         kill_all(serving[role], shell.directory / role / f"processes-{role}.json")
         serving[role] = up(role)
-    assert_all_end(workers, serving["switch"], serving["node"])
+    stays.wait_for(" step=3 ", of=log)
+    kill_host(shell, killed, "pod-1")
+    assert_all_end(host(1, "pod-1-again"), serving["switch"], serving["node"])
+    assert stays.wait(20) == 0, stays.err
     assert summary(shell.directory / "node")["weights_digest"] == light_digest(STEPS)
 
 
@@ -151,6 +158,34 @@ def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     shutil.rmtree(shell.directory / "state" / "node-0")
     assert refill(shell.directory / "state", without=(0,)).nodes == (0,)
     assert exported(shell.directory / "state") == (STEPS, light_digest(STEPS))
+
+
+@pytest.mark.feature("trees of switches")
+def test_all_nodes_know_the_sums(shell: Terminal) -> None:
+    """I3. Goal: a node that joins another one makes the same sums of contributions that found no
+    slot, by --hosts or by a tree; one that has another tree is refused."""
+    file = shell.directory / "tree.toml"
+    file.write_text(
+        '[top]\nparent = "node"\nworkers = "2-3"\n[a]\nparent = "top"\nworkers = "0-1"\n'
+    )
+    start = ("up", "--role", "node", "--optimizer-nodes", "2", "--workers", "4")
+    for run, flags in (("hosts", ["--hosts", "2"]), ("tree", ["--tree", "tree.toml"])):
+        first = shell.start(*start, *flags, "--run-dir", run, "--state", f"{run}-0")
+        line = first.wait_for(r"^join    luwu (up .*--number 1.*)$")[1]
+        second = shell.start(*line.split(), "--run-dir", run, "--state", f"{run}-1")
+        line = second.wait_for(r"^join    luwu (up --role switch.*)$")[1]
+        roles = (shell.directory / run / "roles" / f"{role}.json" for role in ("node", "node-1"))
+        groups = [json.loads(role.read_text())["spec"]["groups"] for role in roles]
+        assert groups[0] == groups[1]
+        assert 0b0011 in groups[0]
+        assert ("--tree tree.toml --name top" in line) == (run == "tree")
+        assert first.interrupt() == second.interrupt() == 0
+    first = shell.start(*start, "--run-dir", "none", "--state", "none-0")
+    line = first.wait_for(r"^join    luwu (up .*--number 1.*)$")[1]
+    refused = shell.run(*line.split(), "--tree", "tree.toml", "--workers", "4", "--state", "none-1")
+    assert refused.process.returncode == 2
+    assert "was started with the tree of one switch, this role with 0-1|0-3" in refused.err
+    assert first.interrupt() == 0
 
 
 def test_three_terminals_stopped_by_hand(shell: Terminal) -> None:

@@ -38,6 +38,27 @@ TREE = {
 LUWU = (sys.executable, "-m", "luwu")
 
 
+def kill_host(shell: Terminal, host: Command, run: str) -> None:
+    """Kill all processes at once of a command with this run directory."""
+    mark = f"LUWU_RUN_ID={run}-".encode()
+    variables = {pid: Path(f"/proc/{pid}/environ") for pid in shell.processes()}
+    found = [
+        pid for pid, file in variables.items()
+        if pid == host.process.pid or (file.exists() and mark in file.read_bytes())
+    ]  # fmt: skip
+    assert len(found) > 2, f"the command, its guard and a worker were expected, not {found}"
+    for pid in found:
+        with suppress(ProcessLookupError):  # the end of one may have ended another
+            os.kill(pid, signal.SIGKILL)
+    host.process.wait()
+
+    def left() -> list[str]:
+        sweep(shell.temporary, young_ns=0)  # as the next start does
+        return [str(path) for path in shell.temporary.glob(f"*-{host.process.pid}-*")]
+
+    assert until_empty(left, 5.0) == []
+
+
 class Cluster:
     """A job, and the hosts of its workers; without a network all are this host."""
 
@@ -89,23 +110,7 @@ class Cluster:
 
     def kill(self, host: Command) -> None:
         """All processes of a host at once."""
-        mark = f"LUWU_RUN_ID=host-{self.hosts.index(host)}-".encode()
-        variables = {pid: Path(f"/proc/{pid}/environ") for pid in self.shell.processes()}
-        found = [
-            pid for pid, file in variables.items()
-            if pid == host.process.pid or (file.exists() and mark in file.read_bytes())
-        ]  # fmt: skip
-        assert len(found) > 2, f"the command, its guard and a worker were expected, not {found}"
-        for pid in found:
-            with suppress(ProcessLookupError):  # the end of one may have ended another
-                os.kill(pid, signal.SIGKILL)
-        host.process.wait()
-
-        def left() -> list[str]:
-            sweep(self.shell.temporary, young_ns=0)  # as the next start does
-            return [str(path) for path in self.shell.temporary.glob(f"*-{host.process.pid}-*")]
-
-        assert until_empty(left, 5.0) == []
+        kill_host(self.shell, host, f"host-{self.hosts.index(host)}")
 
     def wait_for_node(self, pattern: str) -> None:
         """Until the node has said so."""
@@ -175,6 +180,8 @@ def test_each_host_has_a_switch(shell: Terminal) -> None:
     cluster.make(range(3, 6))
     cluster.kill(lost)
     cluster.make(range(6, 9))
+    status = shell.succeed("status", "up").out
+    assert "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step none\n" in status
     cluster.start("2-3")
     cluster.wait_for_node("ranks 2, 3 are back")
     cluster.make(range(9, STEPS))
@@ -194,12 +201,19 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.feature("trees of switches")
 @pytest.mark.faults(1)
 def test_a_hosts_switch_ends_with_the_rank_that_started_it(shell: Terminal) -> None:
-    """I8. Goal: under another launcher it ends also where what that rank forked lives on; else a
-    switch that is started again finds its place taken. Its directory is removed."""
+    """I6, I8. Goal: under another launcher it ends also where what that rank forked lives on; else
+    a switch that is started again finds its place taken. Its directory is removed. Where none can
+    be made for its logs, the error says how to name another."""
     url = "tcp://127.0.0.1:9?job=1&world_size=2&chunk_bytes=16384&hosts=2"
     environ = dict(zip(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "001", strict=True))
+    environ["LUWU_CONNECT"] = url
     program = [sys.executable, "-c", FORKS]
-    rank = shell.start_program(program, [], {**environ, "LUWU_CONNECT": url})
+    (shell.directory / "luwu-runs").symlink_to("/proc/nowhere")
+    refused = shell.start_program(program, [], environ)
+    assert refused.wait() == 1
+    assert "cannot make the run directory " in refused.err
+    assert "name another with --run-dir, or LUWU_RUN_DIR" in refused.err
+    rank = shell.start_program(program, [], {**environ, "LUWU_RUN_DIR": "elsewhere"})
     assert rank.wait() == -signal.SIGKILL, rank.err
 
     def others() -> list[str]:

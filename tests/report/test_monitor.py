@@ -25,6 +25,7 @@ from luwu.base.json_file import write_json
 from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
 from luwu.commands.status import COLUMNS, status_text
+from luwu.join.connection import Connection, write_connection
 from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.serve import SHARE, Latest, serve_page
@@ -101,6 +102,7 @@ def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
     assert document["scalars"]["loss"] == {"steps": [*range(6)], "values": [5.0, 4, 3, 2, 1, 0]}
     assert document["keys_set"] == ["steps"]
     assert document["waits_for"] == _wait_text(document)
+    assert document["hosts"] == []
     check("status", document)
 
 
@@ -112,6 +114,21 @@ def test_bytes_of_a_link_where_the_node_is_elsewhere(run: RunDirectory) -> None:
     write_json(run.path / "counters" / "switch-host-0.json", {"links": {"parent": link}})
     (row,) = Watch(run).document()["links"]
     assert row["bytes_per_step"] == 100
+
+
+@pytest.mark.feature("trees of switches")
+def test_all_hosts_of_a_job_are_shown(run: RunDirectory) -> None:
+    """Goal: on the host of the node, which has no worker, the ranks of each host, and which of them
+    the last step lacks."""
+    node = "tcp://127.0.0.1:9"
+    hosts = Connection(job=1, chunk_bytes=16384, world_size=4, node=node, switch=node, hosts=2)
+    write_connection(run.connect_file, hosts)
+    step = {"name": "node.step", "at_ns": 800 * MS, "step": 6, "ranks": "0-1,3"}
+    Written.appending(run.path / "events").append("node", step)
+    document = Watch(run).document()
+    check("status", document)
+    said = "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step 3\n"
+    assert said in status_text(document)
 
 
 @pytest.mark.feature("luwu status of a run that is over")

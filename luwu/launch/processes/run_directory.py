@@ -170,7 +170,7 @@ class RunDirectory:
         except OSError as exc:
             raise ConfigError(
                 f"cannot make the run directory {self.path}: {exc.strerror}; "
-                "name another with --run-dir"
+                "name another with --run-dir, or LUWU_RUN_DIR"
             ) from exc
 
 
