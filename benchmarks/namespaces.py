@@ -18,13 +18,16 @@ from contextlib import contextmanager
 
 from luwu.testing.cluster import SOURCE
 
-CENTRE = "10.77.0.254"
+CENTRE, NETWORK = "10.77.0.254", "10.77.0.0/24"
 INTERFACE = "up0"
 """Name of a host's link, on the host itself."""
 MTU_BYTES = 9000
 """Jumbo frames, as clusters have them: headers take 0.7 % of the rate, at 1500 bytes 4.6 %."""
 BURST_S, BURST_BYTES_MIN = 0.002, 128 * 1024
 """More than a packet of the kernel's before it is cut into frames."""
+CONGESTION = "congctl cubic"
+"""Linux's default, whatever this machine has: windows of BBR are too small beside a reverse stream
+where a round trip takes microseconds (design note 0056)."""
 QUEUE_S, QUEUE_BYTES_MIN = 0.05, 512 * 1024
 
 
@@ -48,6 +51,7 @@ class Hosts:
         self._ip(self.centre, "link add hub type bridge")
         self._ip(self.centre, f"addr add {CENTRE}/24 dev hub")
         self._ip(self.centre, "link set hub up")
+        self._ip(self.centre, f"route replace {NETWORK} dev hub src {CENTRE} {CONGESTION}")
         self._ip(self.centre, "link set lo up")
         for index in range(count):
             self._hold([*self.centre, "unshare", "--net", "cat"])
@@ -58,6 +62,8 @@ class Hosts:
             host = self.host(index)
             self._ip(host, f"addr add {self.address(index)}/24 dev {INTERFACE}")
             self._ip(host, f"link set {INTERFACE} up")
+            source = f"dev {INTERFACE} src {self.address(index)}"
+            self._ip(host, f"route replace {NETWORK} {source} {CONGESTION}")
             self._ip(host, "link set lo up")
             if rate_bytes_per_s is not None:
                 self._shape(self.centre, f"to{index}", rate_bytes_per_s)
