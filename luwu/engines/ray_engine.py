@@ -39,6 +39,7 @@ from luwu.base.errors import (
     WorkerFailed,
 )
 from luwu.base.own import needs
+from luwu.base.tree import ranges_text
 from luwu.join.connection import read_connection
 from luwu.launch.processes.children import Child, kill_marked, stop_all
 from luwu.launch.processes.console import Console
@@ -219,13 +220,11 @@ class RayEngine(Closing):
             host = self._host_of(lost)
             gone = [each for each in workers if policy == "stop" or self._host_of(each) == host]
             others = [worker for worker in workers if worker not in gone]
-            first, ranks = str(error).partition("\n")[0], [worker.rank for worker in gone]
-            who, are = ("it", "is") if len(gone) == 1 else ("all workers", "are")
-            if others and len(gone) > 1:
-                who += " of its host"
+            ranks = [worker.rank for worker in gone]
+            first, who = str(error).partition("\n")[0], f"ranks {ranges_text(ranks)}"
             if restarts_left:
                 restarts_left -= 1
-                self._console.say(f"{first}; {who} {are} started again, {restarts_left} left")
+                self._console.say(f"{first}; {who} are started again, {restarts_left} left")
             elif policy == "drop" and others:
                 self._console.say(f"{first}; the others go on without {who}")
                 ranks = []
@@ -275,27 +274,25 @@ class RayEngine(Closing):
         self._placed += placed
         for each in placed:
             self._create(each, cpus)
-        limit_s = self._resolved.config.connect_timeout
-        answers = {each.actor.folder.remote(): each for each in placed}
-        there, missing = self._ray.wait([*answers], num_returns=len(answers), timeout=limit_s)
-        if missing:
-            raise ConnectionFailed(self._missing_text(answers[missing[0]].name, f"{cpus} CPUs"))
-        for answer in there:
-            try:
-                self._ray.get(answer)
-            except self._ray.exceptions.RayError:  # its host was lost, and Ray did not know it yet
-                self._place_again(answers[answer], cpus)
+        for each in placed:
+            if self._loss_of(each, cpus):  # its host was lost, and Ray did not know it yet
+                self._create(each, cpus)
+                if loss := self._loss_of(each, cpus):
+                    text = f"the {each.name} cannot run where Ray placed it: {loss}"
+                    raise ConnectionFailed(text) from loss
         return placed
 
-    def _place_again(self, placed: Placed, cpus: int) -> None:
-        """Another actor in place of one that has never run. Raises ConnectionFailed."""
-        self._create(placed, cpus)
+    def _loss_of(self, placed: Placed, cpus: int) -> Exception | None:
+        """Wait for an actor; how it was lost before it ran, if it was. Raises ConnectionFailed."""
+        errors = self._ray.exceptions
         try:
             limit_s = self._resolved.config.connect_timeout
             self._ray.get(placed.actor.folder.remote(), timeout=limit_s)
-        except self._ray.exceptions.RayError as exc:
-            text = f"the {placed.name} cannot run where Ray placed it: {exc}"
-            raise ConnectionFailed(text) from exc
+        except errors.GetTimeoutError as exc:
+            raise ConnectionFailed(self._missing_text(placed.name, f"{cpus} CPUs")) from exc
+        except errors.RayError as exc:
+            return exc
+        return None
 
     def _missing_text(self, name: str, asked: str) -> str:
         """Why Ray has not started what asks for so many CPUs in time."""
