@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from luwu.aggregate import Aggregator, make_aggregator
-from luwu.base.directories import check_space
+from luwu.base.directories import check_space, memory_kind
 from luwu.base.errors import ConfigError, LuwuError, StoreFullError
 from luwu.base.quantities import format_bytes
 from luwu.layout import Extent, Share
@@ -221,10 +221,12 @@ def _naming_flag() -> Iterator[None]:
 
 
 def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Slots of the log of a state in a directory: of a node that is alone, and has room for all
-    pages; 0: it has none."""
+    """Slots of the log of a state on disk: of a node that is alone, and has room for all pages; 0:
+    it has none."""
     is_alone = description.layout.optimizer_nodes == 1 and spec.disk_bytes_per_s is None
     if spec.state is None or spec.log_steps == 1 or not is_alone:
+        return 0
+    if memory_kind(spec.state) is not None:  # it would take the memory that pages are in
         return 0
     needed = bytes_in_ram(description) + whole_bytes(description.layout)
     needed += log_shape(spec, description).memory_bytes

@@ -16,7 +16,7 @@ from luwu.base.errors import LuwuError, StateError, StoreFullError
 from luwu.commands.main import main
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from switch_emu.node import page_updates
+from switch_emu.node import page_updates, storage
 from switch_emu.node.page_updates import redo_of
 from switch_emu.store import FilePageStore
 from switch_emu.store.sums import SUMS_NAME
@@ -126,6 +126,19 @@ def test_another_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(page_updates, "_torch_version", lambda: "9.9")
     with pytest.raises(StateError, match=r"made by .*, torch 2\..* again by .*, torch 9\.9"):
         train(job, image, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directories of tests may be in memory, which is no place for a log."""
+    monkeypatch.setattr(storage, "memory_kind", lambda _: None)
+
+
+def test_a_state_in_memory_has_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: on tmpfs nothing takes more memory than the pages do."""
+    monkeypatch.setattr(storage, "memory_kind", lambda _: "tmpfs")
+    train(Job(), tmp_path / "state", tmp_path)
+    assert not (tmp_path / "state" / SUMS_NAME).exists()
 
 
 @pytest.mark.parametrize("changes", [{"log_steps": 1}, {"memory_budget_bytes": MIB}])
