@@ -45,7 +45,7 @@ class Estimate:
     cached_ratio: float
     """Share of the weights that the switch caches."""
     host: HostUse | None
-    """Of each host, where there are several."""
+    """What each host takes, where there are several."""
 
     @property
     def disk_read_bytes(self) -> int:

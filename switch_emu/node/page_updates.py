@@ -142,9 +142,9 @@ class Kernels(NamedTuple):
     """The kernels of a job."""
 
     made: Made
-    """Of what is updated element by element, and why it is this version."""
+    """The kernel of what is updated element by element, and why it is this version."""
     whole: UpdateKernel | None
-    """Of parameters that are updated as a whole, if there are any."""
+    """The kernel of parameters that are updated as a whole, if there are any."""
 
     @classmethod
     def of(cls, description: Description) -> Kernels:
@@ -162,7 +162,7 @@ class Kernels(NamedTuple):
                 kernel.enter_thread()
 
     def said(self) -> Mapping[str, str]:
-        """Of a step that they make: `KERNEL_KEY` and `ARITHMETIC_KEY`."""
+        """The values of `KERNEL_KEY` and `ARITHMETIC_KEY` in the steps that they make."""
         kernel = self.made.kernel
         return {KERNEL_KEY: f"{kernel.name} {kernel.version}", ARITHMETIC_KEY: self._arithmetic()}
 
@@ -200,7 +200,7 @@ def notes_of(pages: Pages, cause: Cause) -> list[bytes]:
 
 
 def redo_of(config: StoreConfig) -> Redo:
-    """What makes the updates of a store's job again; kernels are made when first needed.
+    """The function that makes a store's updates again; its kernels are made when first needed.
 
     Raises ConfigError if the node has no such optimizer, StateError for steps that were made by
     another arithmetic.

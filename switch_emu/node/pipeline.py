@@ -351,8 +351,8 @@ class Pipeline:
         with self._adder.terms(
             action.contributions, group.elems, group.start, as_one=bool(pages_wanted)
         ) as terms:
-            for index in pages_wanted:
-                self._log_sum(action, pages, cause, index, terms)
+            if pages_wanted:
+                self._log_sums(action, pages, cause, pages_wanted, terms)
             squares = self._updates_of.apply(
                 pages, cause, terms, found, target, wire=group.part_of(wire.target),
                 measure=self._streaming, pieces=pieces,
@@ -371,17 +371,19 @@ class Pipeline:
             index for index in range(group.count) if self._store.wants_sum(group.number + index)
         ]
 
-    def _log_sum(
-        self, action: Update, pages: Pages, cause: Cause, index: int, terms: Contributions
-    ) -> None:
-        """Keep the sum of a page."""
+    def _log_sums(
+        self, action: Update, pages: Pages, cause: Cause, wanted: Sequence[int],
+        terms: Contributions,
+    ) -> None:  # fmt: skip
+        """Keep the sums of some pages of a group."""
         ((data, dtype),) = terms
-        size = len(data) // pages.group.count
+        size, notes = len(data) // pages.group.count, notes_of(pages, cause)
         with contextlib.suppress(StaleAttempt):  # the attempt was given up; the core knows
-            self._store.log_sum(
-                pages.group.number + index, cause.version, action.attempt,
-                data[index * size : (index + 1) * size], dtype, notes_of(pages, cause)[index],
-            )  # fmt: skip
+            for index in wanted:
+                self._store.log_sum(
+                    pages.group.number + index, cause.version, action.attempt,
+                    data[index * size : (index + 1) * size], dtype, notes[index],
+                )  # fmt: skip
 
     def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()

@@ -25,7 +25,7 @@ from switch_emu.node.kernels.narrow import widen
 
 
 class Matrix:
-    """What the pages of a sheet hold. Each of them is a group of its own."""
+    """The content of the pages of a sheet. Each of them is a group of its own."""
 
     def __init__(self, layout: Layout, pages: Sequence[Pages]) -> None:
         self._layout, self._pages = layout, pages

@@ -223,10 +223,10 @@ def _naming_flag() -> Iterator[None]:
 def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
     """Slots of the log of a state on disk: of a node that is alone, and has room for all pages; 0:
     it has none."""
-    is_alone = description.layout.optimizer_nodes == 1 and spec.disk_bytes_per_s is None
-    if spec.state is None or spec.log_steps == 1 or not is_alone:
+    if spec.state is None or spec.log_steps == 1 or spec.disk_bytes_per_s is not None:
         return 0
-    if memory_kind(spec.state) is not None:  # it would take the memory that pages are in
+    # In memory it would take what pages are in.
+    if description.layout.optimizer_nodes > 1 or memory_kind(spec.state) is not None:
         return 0
     needed = bytes_in_ram(description) + whole_bytes(description.layout)
     needed += log_shape(spec, description).memory_bytes

@@ -293,20 +293,25 @@ class FilePageStore(PageStore):
             if digests != entry.digests:
                 for index, (start, stop) in enumerate(self.config.kind(page).parts):
                     self._verify(page, entry, index, record[start:stop])
+        if self._sums is not None:
+            self._redo(self._sums, first, version, records)
+
+    def _redo(
+        self, sums: SumLog, first: int, version: int, records: Sequence[memoryview]
+    ) -> None:  # fmt: skip
+        """Make the updates again that records lack, from page `first` on."""
         for page, record in enumerate(records, first):
             for logged in self.lacking(page, version):
-                assert self._sums is not None
                 if self.redo is None:
                     raise StateError(
                         f"page {page} of {self.path}: its last updates are sums in {SUMS_NAME}, "
                         "which are not made again here; start the job once with --resume"
                     )
-                self._sums.redo(logged, page, record, self.redo)
+                sums.redo(logged, page, record, self.redo)
 
     def lacking(self, page: int, version: int) -> list[LoggedStep]:
         """The steps whose updates the record on its side lacks, the oldest first."""
-        step = self._steps.step_of(version)
-        if self._sums is None or step is None:
+        if self._sums is None or (step := self._steps.step_of(version)) is None:
             return []
         base = self._steps.entry_to_read(page, version).version
         chain = self._sums.chain(step)
@@ -430,11 +435,10 @@ class FilePageStore(PageStore):
             return False
         return self._sums.shape.has_place(page) and not self.has_turn(page)
 
-    @property
-    def sums_written(self) -> np.ndarray:
-        """True for each page that has a sum in the version being made: bool [pages]."""
-        none = np.zeros(self.config.page_count, bool)
-        return none if self._sums is None else self._sums.pages
+    def sums_written(self, pages: slice = slice(None)) -> np.ndarray:
+        """True for each of these pages that has a sum in the version being made: bool [pages]."""
+        assert self._sums is not None
+        return self._sums.written(pages)
 
     def has_turn(self, page: int) -> bool:
         """True if a page is written whole in the version being made, and has no sum."""
@@ -460,19 +464,19 @@ class FilePageStore(PageStore):
 
     def _check_whole(self, pages: range, version: int) -> None:
         """Raises StateError if the log has sums of these pages."""
-        lacking = [page for page in pages if self.lacking(page, version)]
-        if lacking:
-            raise StateError(f"page {lacking[0]} of {self.path} has sums in {SUMS_NAME}")
+        for page in pages if self._sums is not None else ():
+            if self.lacking(page, version):
+                raise StateError(f"page {page} of {self.path} has sums in {SUMS_NAME}")
 
-    def settle(self, read: Callable[[int, memoryview], None]) -> int:
+    def settle(self, read: Callable[[int, memoryview], None]) -> None:
         """Write all pages whole that have sums in the log: nothing is made again at the next start.
 
-        `read` fills memory with the record of a page, as it is decided. The count of these pages.
+        `read` fills memory with the record of a page, as it is decided.
         """
         self._check_writable()
         decided = self._steps.decided
         if decided is None or SUMS_KEY not in decided.extra or self._steps.prepared is not None:
-            return 0
+            return
         version, entries = decided.version, {}
         for page in range(self.config.page_count):
             if self.lacking(page, version):
@@ -490,7 +494,6 @@ class FilePageStore(PageStore):
             self._decided_ref = ref
             self._write_superblock()
         self._steps.note_settled(step, table)
-        return len(entries)
 
     def digest(self, pages: range, version: int) -> bytes:
         self._check_whole(pages, version)

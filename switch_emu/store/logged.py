@@ -32,7 +32,7 @@ class LoggedPageStore(PageStore):
     """`file`, which keeps a log, with all of its pages in `ram`. Closing it closes both."""
 
     def __init__(self, file: FilePageStore, ram: MemoryPageStore) -> None:
-        """`ram` is empty. Raises StateError for what cannot be read."""
+        """Load all pages into `ram`, which is empty. Raises StateError if one cannot be read."""
         self._file, self._ram, self._steps = file, ram, ram._steps
         self.config, self.generation, self.notes = file.config, file.generation, file.notes
         self._behind = np.zeros(self.config.page_count, bool)
@@ -103,7 +103,7 @@ class LoggedPageStore(PageStore):
     def write_rows(self, first: int, version: int, attempt: int, rows: RecordRows) -> None:
         """Write to RAM; what has no sum, whole to disk."""
         self._ram.write_rows(first, version, attempt, rows)
-        whole = np.flatnonzero(~self._file.sums_written[first : first + rows.count])
+        whole = np.flatnonzero(~self._file.sums_written(slice(first, first + rows.count)))
         if len(whole) == rows.count and rows.weights is None:
             self._file.write_rows(first, version, attempt, rows)
             self._written[first : first + rows.count] = True
@@ -134,10 +134,9 @@ class LoggedPageStore(PageStore):
 
     def prepare(self, step: DecidedStep) -> None:
         """Write what has its turn and was not updated, then prepare both stores."""
-        decided = self.decided
-        self._next_behind = self._behind
+        decided, self._next_behind = self.decided, self._behind
         if decided is not None and step.applied:
-            summed = self._file.sums_written
+            summed = self._file.sums_written()
             late = np.flatnonzero(self._behind & ~self._written & ~summed)
             turned = [page for page in late.tolist() if self._file.has_turn(page)]
             self._write_whole(turned, decided.version)

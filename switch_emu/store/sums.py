@@ -102,7 +102,7 @@ class SumShape:
         """The slot in which each page is written whole."""
 
     def head(self, store_uuid: str) -> bytes:
-        """What the file begins with."""
+        """The bytes that the file begins with."""
         said = {"slots": self.slots_count, "note_bytes": self.note_bytes}
         return json.dumps({"store_uuid": store_uuid} | said).encode()
 
@@ -181,7 +181,7 @@ class SumLog(Closing):
             if (found := self._read_header(slot)) is not None
         }
         self._rows = np.zeros(config.page_count, self.shape.row)
-        """Of the version being made."""
+        """The rows of the version being made."""
 
     def chain(self, step: DecidedStep) -> list[LoggedStep]:
         """The steps in the log that a version may need, the oldest first.
@@ -214,19 +214,17 @@ class SumLog(Closing):
             data, dtype = _narrowed(data)
         self._file.write(self.shape.offset(slot, page), data)
         digest = xxhash.xxh3_128_digest(data)
-        row = (_DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0"))
-        self._rows[page] = row
+        self._rows[page] = _DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0")
 
     def seal(self, slot: int, step: DecidedStep, before: DecidedStep) -> None:
         """Write the header of the version being made; the caller flushes."""
-        last = name_of(before)
         record = json.dumps(step_values(step), separators=(",", ":")).encode()
         if len(record) > STEP_RECORD_BYTES_MAX:
             raise StateError(
                 f"the record of version {step.version} has {len(record)} bytes, at most "
                 f"{STEP_RECORD_BYTES_MAX} fit in the log; put less into hyper and extra"
             )
-        uuid = bytes.fromhex(self._config.store_uuid)
+        uuid, last = bytes.fromhex(self._config.store_uuid), name_of(before)
         body = _HEAD.pack(_MAGIC, uuid, *last, len(record))
         body += record + self._rows.tobytes()
         body += xxhash.xxh3_128_digest(body)
@@ -241,10 +239,9 @@ class SumLog(Closing):
         """Nothing of the version being made counts."""
         self._rows = np.zeros(self._config.page_count, self.shape.row)
 
-    @property
-    def pages(self) -> np.ndarray:
-        """True for each page that has a sum in the version being made: bool [pages]."""
-        has: np.ndarray = self._rows["dtype"] != 0
+    def written(self, pages: slice) -> np.ndarray:
+        """True for each of these pages that has a sum in the version being made: bool [pages]."""
+        has: np.ndarray = self._rows["dtype"][pages] != 0
         return has
 
     def flush(self) -> None:

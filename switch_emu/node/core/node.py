@@ -218,7 +218,7 @@ class NodeCore:
             self._abort("the node was started again on an older copy of its state")
             self._advance()
         if joined.is_restarted and self.children.loaded:  # before, all that it sent comes again
-            # Pieces may be lost: of a rank that was started again with it, nobody knows.
+            # The new switch does not know which ranks were started again, and lost their pieces.
             is_lost = self.steps.lacks_pieces_of(self.children.members.active)
             self._request_abort(AbortRequest("the switch was started again", is_lost))
         peer, hello = joined.peer, joined.hello
