@@ -14,14 +14,17 @@ it by the node's plan. `raw` reads and writes page by page.
 
 --in-ram: the same pipeline with all pages in RAM, in two arms: `pages` writes each of them in every
 step (12 bytes a parameter), `log` the sums of its updates, and a page once in 8 steps (5). A
-measurement is 8 steps then, and what counts is seconds a step of `pages` / those of `log`.
+measurement is 8 steps then, and what counts is seconds a step of `pages` / those of `log`. With
+--apart one arm ends before the other begins, where RAM has no room for both.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -69,13 +72,26 @@ def run_case(case: Case, directory: Path, *, steps: int, repeats: int) -> list[R
         ]  # fmt: skip
 
 
-def run_in_ram(case: Case, directory: Path, *, repeats: int) -> list[Row]:
-    """The arms of a state in RAM in turn; their rows."""
-    with (
-        PipelineArm(directory / "pages", case, in_ram=True) as pages,
-        PipelineArm(directory / "log", case, slots=SLOTS) as log,
-    ):
-        arms = {"pages": pages, "log": log}
+def run_in_ram(case: Case, directory: Path, *, repeats: int, apart: bool) -> list[Row]:
+    """The arms of a state in RAM in turn, or `apart`, one after the other; their rows."""
+    arms: dict[str, Callable[[], PipelineArm]] = {
+        "pages": partial(PipelineArm, directory / "pages", case, in_ram=True),
+        "log": partial(PipelineArm, directory / "log", case, slots=SLOTS),
+    }
+    if not apart:
+        return _measured_in_ram(case, arms, repeats)
+    rows = []
+    for name, arm in arms.items():
+        rows += _measured_in_ram(case, {name: arm}, repeats)
+        shutil.rmtree(directory / name)
+    return rows
+
+
+def _measured_in_ram(
+    case: Case, made_by: Mapping[str, Callable[[], PipelineArm]], repeats: int
+) -> list[Row]:  # fmt: skip
+    with ExitStack() as stack:
+        arms = {name: stack.enter_context(make()) for name, make in made_by.items()}
         for arm in arms.values():
             arm.run(SLOTS)
         before = {name: arm.written_bytes for name, arm in arms.items()}
@@ -111,6 +127,7 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, metavar="N", help="pages; else as planned")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="a measurement: 2")
     parser.add_argument("--in-ram", action="store_true", help="a state in RAM, with a log or not")
+    parser.add_argument("--apart", action="store_true", help="its arms one after the other")
     parser.add_argument("--dir", metavar="DIR", help="where the files go; else TMPDIR")
     try:
         return _run(parser.parse_args())
@@ -133,7 +150,7 @@ def _run(arguments: argparse.Namespace) -> int:
             repeats = arguments.repeats or (1 if smoke else harness.REPEATS)
             with tempfile.TemporaryDirectory(prefix="luwu-disk-", dir=arguments.dir) as name:
                 if arguments.in_ram:
-                    rows += run_in_ram(case, Path(name), repeats=repeats)
+                    rows += run_in_ram(case, Path(name), repeats=repeats, apart=arguments.apart)
                 else:
                     rows += run_case(case, Path(name), steps=arguments.steps, repeats=repeats)
             say(_line(rows[-2:]))

@@ -3,7 +3,8 @@
 Metric:   seconds of a step of `workers/train.py`, from the last worker's end of a step to that of
           the next; the median over steps and repeats, without the first steps of each run.
 Arms:     luwu             out of core, durability step; in the budget of the case
-          luwu-cached      the same, with a switch that has room for all weights; left out where
+          luwu-in-ram      its state in RAM and as durable: each step writes its sums to disk
+          luwu-cached      as luwu, with a switch that has room for all weights; left out where
                            luwu's has, by default
           ps               as luwu without a switch: a parameter server, which takes the gradient
                            of every worker and sends each one its copy of the weights
@@ -57,16 +58,22 @@ from benchmarks.training import COMPUTE_ONLY, Run, Training, TrainingRuns, tempo
 from luwu.base.errors import ConfigError, LuwuError
 from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
-LUWU, CACHED, SERVER = "luwu", "luwu-cached", "ps"
-OURS = (LUWU, CACHED, SERVER)
+LUWU, IN_RAM, CACHED, SERVER = "luwu", "luwu-in-ram", "luwu-cached", "ps"
+OURS = (LUWU, IN_RAM, CACHED, SERVER)
 EXCHANGE_ONLY = "exchange-only"
 TRAINING = (*OURS, INFINITY, OFFLOAD, "fsdp", "fsdp_offload", "ddp")
 ARMS = (*TRAINING, COMPUTE_ONLY, EXCHANGE_ONLY)
 LOSS_STEPS, LOSS_OFF_MAX = 4, 2e-5
 EXCHANGES = 5
 """In each turn of exchange-only, after one that is not counted."""
+IN_RAM_BESIDE = 2**30
+"""Bytes of RAM beside two sides of the state and its sums: weights on their way, what is fixed."""
 WEIGHTS_SHARE = 4 / STATE_BYTES_PER_PARAMETER
 MEANINGS = {
+    f"{IN_RAM} over luwu": "step time with the state in RAM / out of core, both durable; less",
+    f"{INFINITY} over {IN_RAM}": "step time of ZeRO-Infinity / of what is in RAM and durable",
+    f"{OFFLOAD} over {IN_RAM}": "the same of ZeRO-3 offload, which is in RAM and not durable",
+    f"fsdp_offload over {IN_RAM}": "the same of FSDP2 with CPUOffloadPolicy",
     f"{CACHED} over luwu": "step time with all weights in the switch's cache / by default; less",
     f"{SERVER} over luwu": "step time without a switch / that of luwu",
     f"{INFINITY} over luwu": "step time of ZeRO-Infinity / that of luwu; more is better",
@@ -97,6 +104,10 @@ class Case:
     def budget(self) -> int:
         return self.budget_bytes or self.state // 8
 
+    def memory_budget(self, arm: str) -> int:
+        """Bytes of RAM for the node of an arm."""
+        return 3 * self.state + IN_RAM_BESIDE if arm == IN_RAM else self.budget
+
     @property
     def state(self) -> int:
         """Bytes of weights and optimizer state."""
@@ -111,7 +122,7 @@ class Case:
         """Flags of `luwu compare` for an arm."""
         if arm not in OURS:
             return {}
-        flags = {"memory_budget": f"{self.budget}B", "durability": "step"}
+        flags = {"memory_budget": f"{self.memory_budget(arm)}B", "durability": "step"}
         if arm == CACHED:
             flags["switch_memory_budget"] = f"{BUDGET_AUTO_MAX + self.weights}B"
         if arm == SERVER:
@@ -197,7 +208,7 @@ class Measurement:
             self.name, arm, seconds, workers=job.workers, dtype="float32",
             tokens_per_worker=job.batch * job.context,
             tokens_per_s=job.workers * job.batch * job.context / harness.median(seconds),
-            state_bytes=case.state, budget_bytes=case.budget if arm in OURS else None,
+            state_bytes=case.state, budget_bytes=case.memory_budget(arm) if arm in OURS else None,
             loss=document.get("loss"), disk_bytes_per_step=disk_bytes(document, job.steps),
             worker_peak_rss_bytes=document.get("worker_peak_rss_bytes"),
             switch_peak_rss_bytes=document.get("switch_peak_rss_bytes"),
@@ -242,6 +253,9 @@ def _claims(arms: dict[str, Row]) -> dict[str, float]:
     seconds = {arm: row["seconds_median"] for arm, row in arms.items()}
     found = {f"{arm} over luwu": seconds[arm] / seconds[LUWU]
              for arm in TRAINING if arm != LUWU and arm in arms}  # fmt: skip
+    for arm in (INFINITY, OFFLOAD, "fsdp_offload"):
+        if IN_RAM in arms and arm in arms:
+            found[f"{arm} over {IN_RAM}"] = seconds[arm] / seconds[IN_RAM]
     for arm, which in ((LUWU, ""), (CACHED, ", cached")):
         if arm in arms:
             ours = arms[arm]

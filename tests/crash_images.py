@@ -155,11 +155,13 @@ class Story:
 
     def _open(self) -> PageStore:
         with self._call("open", self._now):
-            store: PageStore = self.opened()
-            if self.is_logged:
-                store = SummingStore(store, MemoryPageStore(self.config))
+            store = self.in_front(self.opened())
         self._generation = store.generation
         return store
+
+    def in_front(self, store: FilePageStore) -> PageStore:
+        """The store that a node works with."""
+        return SummingStore(store, MemoryPageStore(self.config)) if self.is_logged else store
 
     def opened(self) -> FilePageStore:
         """The store on the device, whose updates can be made again."""
@@ -299,8 +301,10 @@ def write_image(device: Device, point: Point, image: Image) -> None:
 
 def check_image(device: Device, story: Story, point: Point, *, goes_on: bool) -> None:
     """Open what is left: raises AssertionError or LuwuError if it is not what was promised."""
-    store = story.opened()
+    store: PageStore = story.opened()
     try:
+        if goes_on:
+            store = story.in_front(store)
         decided, prepared = store.decided, store.prepared
         found = State(
             None if decided is None else (decided.version, decided.attempt),
@@ -322,7 +326,7 @@ def _mixtures(allowed: Sequence[State]) -> set[State]:
     return {state._replace(attempt=other.attempt) for state in allowed for other in allowed}
 
 
-def _go_on(device: Device, store: FilePageStore, found: State) -> None:
+def _go_on(device: Device, store: PageStore, found: State) -> None:
     """Take a step, cut the power when it is decided, and find it."""
     if found.prepared is not None:
         store.abort(found.prepared[1])

@@ -27,6 +27,7 @@ from luwu.checkpoint.copying import making_store, steps_of, write_pages
 from luwu.checkpoint.source import description_of
 from luwu.layout import Share, check_replicas
 from luwu.protocol.epoch import UNKNOWN_EPOCHS, Epoch, are_enough, nodes_of, nodes_text
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import store_config
 from switch_emu.store import FilePageStore
 from switch_emu.store.attachments import read_attachments
@@ -70,6 +71,8 @@ def refill(
     lost = [number for number in range(count) if number not in left]
     nbytes = 0
     with StripedPages(state, count, may_lack=True) as pages:
+        for number, store in pages.stores.items():
+            store.redo = redo_of(store.config, number)
         _lay_out(pages, state, left)
         source = _Sources(pages, replicas, state)
         made = [number for number in range(count) if number in lost or not source.fits(number)]

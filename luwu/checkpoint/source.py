@@ -27,7 +27,7 @@ from luwu.nic.reader import FieldRead, StateReader
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import read_content
-from switch_emu.store import DecidedStep, StoreConfig
+from switch_emu.store import DecidedStep, StoreConfig, aligned_buffer
 from switch_emu.store.attachments import read_attachments
 from switch_emu.store.striped import StripedPages, node_count_of, shares_of
 
@@ -48,8 +48,8 @@ class RestingState(Closing):
         try:
             self.description = description_of(self._store.configs, path)
             self._store.lay_out(self.description.layout)
-            for store in self._store.stores.values():
-                store.redo = redo_of(store.config)
+            for number, store in self._store.stores.items():
+                store.redo = redo_of(store.config, number)
             self._first = self._store.holders[0][0].path
             decided = self._store.decided
             if decided is None:
@@ -65,9 +65,28 @@ class RestingState(Closing):
     def attached(self) -> Mapping[int, bytes]:
         return read_attachments(self._first, self.record)
 
+    @property
+    def replicas(self) -> int:
+        """Nodes that hold each page."""
+        return max(share.replicas for share in self._store.shares.values())
+
     def read_field(self, chunk: int, field: str, into: memoryview) -> None:
+        """Fill `into` with a field of a chunk's page: float32, or the counts of updates."""
         read = partial(self._store.read_field, chunk, self.record.version)
         read_content(read, self._store.kind_of(chunk), field, into)
+
+    def read_page(self, chunk: int, fields: Mapping[str, memoryview]) -> None:
+        """Fill several fields of a chunk's page, which is read once."""
+        kind = self._store.kind_of(chunk)
+        record = aligned_buffer(kind.record_bytes)
+        self._store.read(chunk, self.record.version, record)
+
+        def read(name: str, into: memoryview) -> None:
+            start, stop = kind.range(name)
+            into[:] = record[start:stop]
+
+        for field, into in fields.items():
+            read_content(read, kind, field, into)
 
     def close(self) -> None:
         self._store.close()
@@ -93,9 +112,12 @@ def description_of(configs: Mapping[int, StoreConfig], path: Path) -> Descriptio
 class RunningState(Closing):
     """The newest decided step; training goes on, and this stays what it is."""
 
-    def __init__(self, reader: StateReader) -> None:
-        """The reader is ours from now on. Raises: ConnectionFailed, DeadlineError, StateError."""
-        self._reader = reader
+    def __init__(self, reader: StateReader, replicas: int = 1) -> None:
+        """The reader is ours from now on. `replicas`: nodes that hold each page.
+
+        Raises: ConnectionFailed, DeadlineError, StateError.
+        """
+        self._reader, self.replicas = reader, replicas
         self._lock = threading.Lock()
         try:
             reader.open()
@@ -117,7 +139,7 @@ class RunningState(Closing):
     @classmethod
     def of(cls, connection: Connection, where: str) -> RunningState:
         """That of the job at a connection, which was found by a file or URL."""
-        return cls(make_reader(connection, where=where))
+        return cls(make_reader(connection, where=where), connection.replicas)
 
     def attached(self) -> Mapping[int, bytes]:
         with self._lock:

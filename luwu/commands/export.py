@@ -73,11 +73,7 @@ def run(
         average=average,
         **{name: value for name, value in given.items() if value is not None},
     )
-    try:
-        opened = _source(where)
-    except ConfigError as error:
-        raise advise(error, Path(where), "export") from error
-    with stop_requests() as should_stop, opened as source:
+    with stop_requests() as should_stop, source_of(where, "export") as source:
         found = export_state(source, out, options, should_stop=should_stop)
     document = {
         "schema": 1,
@@ -105,8 +101,8 @@ def is_running(where: str) -> bool:
     return "://" in where or path.is_file() or (path / CONNECT_NAME).exists()
 
 
-def _source(where: str) -> RestingState | RunningState:
-    """The state that a user named. Raises ConfigError and others."""
+def source_of(where: str, verb: str) -> RestingState | RunningState:
+    """The state that a user of `luwu VERB` named. Raises ConfigError and others."""
     from luwu.checkpoint.source import RestingState, RunningState
     from luwu.join.connection import join
 
@@ -118,21 +114,17 @@ def _source(where: str) -> RestingState | RunningState:
             f"{path} is the directory of a run that has ended (no {CONNECT_NAME}); give its state "
             "directory, which resolved.json tells"
         )
-    return RestingState(path)
+    try:
+        return RestingState(path)
+    except ConfigError as error:
+        run = run_of(path) if error.code == IN_USE else None
+        if run is None:
+            raise
+        text = f"{error} Of a job that is running name its run directory: luwu {verb} {run} OUT"
+        raise ConfigError(text, code=error.code) from error
 
 
 IN_USE = "E204"
-
-
-def advise(error: ConfigError, state: Path, verb: str) -> ConfigError:
-    """The error, with the command that works if it is that a run on this host uses the state."""
-    run = run_of(state) if error.code == IN_USE else None
-    if run is None:
-        return error
-    return ConfigError(
-        f"{error} Of a job that is running name its run directory: luwu {verb} {run} OUT",
-        code=error.code,
-    )
 
 
 def run_of(state: Path) -> Path | None:

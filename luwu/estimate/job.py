@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -13,18 +14,9 @@ from luwu.launch.serving import Sizes, can_share, chosen_transport, node_plan, o
 from luwu.launch.switch_memory import switch_plan, widest_plan
 from luwu.layout import Layout
 from luwu.wire.description import Description
-from switch_emu.node.pages import store_config
-from switch_emu.node.plan import NodePlan, whole_bytes
+from switch_emu.node.placement import Placement
+from switch_emu.node.plan import NodePlan
 from switch_emu.node.spec import NodeSpec
-from switch_emu.node.storage import (
-    bytes_for_pages,
-    bytes_in_place,
-    bytes_of_records,
-    check_fits_in_ram,
-    is_in_place,
-    log_shape,
-    log_slots,
-)
 from switch_emu.process.places import places_bytes
 from switch_emu.store import Durability, StoreConfig
 from switch_emu.store.around import pages_that_fit
@@ -33,7 +25,7 @@ from switch_emu.switch.core.weights_down import chosen_extents
 from switch_emu.switch.plan import SwitchPlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A job with the plans of its node and its switch."""
 
@@ -72,8 +64,7 @@ class Job:
     @property
     def log(self) -> SumShape | None:
         """The log of sums beside a state in RAM; None: it has none."""
-        has_log = log_slots(self.node, self.plan, self.description) > 0
-        return log_shape(self.node, self.description) if has_log else None
+        return self.placement.log
 
     @property
     def is_shared(self) -> bool:
@@ -103,7 +94,12 @@ class Job:
     @property
     def store(self) -> StoreConfig:
         """The pages of the job."""
-        return store_config(self.description)
+        return self.placement.config
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the node keeps the state."""
+        return Placement(spec=self.node, plan=self.plan, description=self.description)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +150,16 @@ def job_of(config: RunConfig, sizes: Sizes, script: ScriptJob, state: Path | Non
 def kept_in_ram(job: Job) -> Kept:
     """How the node divides what its plan leaves for pages, and what the switch caches. Raises
     ConfigError, with the budget that would do, if a state in RAM has no room."""
-    store, layout = job.store, job.layout
-    in_place, sums_bytes = bytes_in_place(job.node, job.plan, job.description), job.plan.sums_bytes
-    if job.log is not None or not job.has_directory:
-        check_fits_in_ram(job.node, job.plan, job.description)
-        resident: Collection[int] = range(store.page_count)
-        room_bytes = job.plan.resident_bytes - in_place - whole_bytes(layout)
-        unused_bytes = max(0, room_bytes - bytes_of_records(job.node, job.plan, job.description))
-        sums_bytes += unused_bytes if is_in_place(job.description) else 0
+    placement, layout = job.placement, job.layout
+    in_place, sums_bytes = placement.bytes_in_place, job.plan.sums_bytes
+    if placement.is_in_ram:
+        placement.check_fits_in_ram()
+        resident: Collection[int] = range(job.store.page_count)
+        unused_bytes = placement.unused_bytes
+        sums_bytes += placement.spare_bytes
     else:
-        room_bytes = bytes_for_pages(job.node, job.plan, job.description)
-        fitting = pages_that_fit(store, room_bytes)
+        room_bytes = placement.bytes_for_pages
+        fitting = pages_that_fit(job.store, room_bytes)
         resident, unused_bytes = fitting, room_bytes - sum(fitting.values())
     cached: frozenset[int] = frozenset()
     if job.node.has_switch and not in_place:

@@ -28,7 +28,6 @@ from luwu.estimate.uses import (
     memory_uses,
 )
 from luwu.report.table import line_of, widths_of
-from switch_emu.store.directory import store_disk_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +141,7 @@ def estimate(job: Job, free_bytes: int | None = None) -> Estimate:
     Raises: ConfigError, with the number that would do, if the state fits neither RAM nor disk.
     """
     kept, store = kept_in_ram(job), job.store
-    needed, log = store_disk_bytes(store), job.log
-    needed += 0 if log is None else log.file_bytes
+    needed, log = job.placement.disk_bytes, job.log
     if free_bytes is not None and job.has_directory and needed > free_bytes:
         also = (
             "" if log is None else ", the log of sums among them: a smaller --log-steps takes less"

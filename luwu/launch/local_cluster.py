@@ -299,7 +299,9 @@ class LocalCluster(Closing):
             try:
                 if isinstance(shell, NodeShell):
                     shell.open_existing()
-                shell.run(self._stopping.is_set)
+                is_over = shell.run(self._stopping.is_set)
+                if is_over and isinstance(shell, SwitchShell):
+                    shell.transport.close()  # as its process would: the node waits for that
             except BaseException as exc:
                 if isinstance(exc, LuwuError):  # as its process would: the others see it leave
                     shell.transport.close()

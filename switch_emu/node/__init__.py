@@ -4,6 +4,7 @@ core/           the pure state machine
 shell.py        the process part: transport, core, pipeline and store together
 spec.py         the specification of a node process
 process.py      starts a node from its specification
+placement.py    where the state lies: in RAM, in shared memory, on disk
 storage.py      opens and makes the storage of the specification: store, spill file, places
 plan.py         the memory plan: the uses of `--memory-budget`
 pipeline.py     threads that read, update, write and publish pages

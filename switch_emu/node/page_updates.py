@@ -199,13 +199,14 @@ def notes_of(pages: Pages, cause: Cause) -> list[bytes]:
     return notes
 
 
-def redo_of(config: StoreConfig) -> Redo:
-    """The function that makes a store's updates again; its kernels are made when first needed.
+def redo_of(config: StoreConfig, number: int = 0) -> Redo:
+    """The function that makes the updates of the store of node `number` again; its kernels are made
+    when first needed.
 
     Raises ConfigError if the node has no such optimizer, StateError for steps that were made by
     another arithmetic.
     """
-    made: list[tuple[PageUpdates, Kernels]] = []
+    made: list[tuple[PageUpdates, Kernels, Sequence[int]]] = []
     lock, threads = threading.Lock(), threading.local()
 
     def redo(
@@ -214,11 +215,12 @@ def redo_of(config: StoreConfig) -> Redo:
         with lock:
             if not made:
                 job = parse_description(config.description, 1)  # an extent for each page
+                share = Share.with_pages(job.layout, number, config.page_count)
+                assert share is not None, "the store is not that of this node"
                 kernels = Kernels.of(job)
-                made.append(
-                    (PageUpdates(config, Share(job.layout), job.norm_type, kernels), kernels)
-                )
-        updates, kernels = made[0]
+                updates = PageUpdates(config, share, job.norm_type, kernels)
+                made.append((updates, kernels, share.chunks()))
+        updates, kernels, chunks = made[0]
         if not hasattr(threads, "is_entered"):
             kernels.enter_thread()
             threads.is_entered = True
@@ -228,7 +230,7 @@ def redo_of(config: StoreConfig) -> Redo:
             version=step.version, hyper=decode_hyper(step.hyper), norms=step.norms, divisor=divisor,
             absent=int.from_bytes(note[_DIVISOR.size :], "little"),
         )  # fmt: skip
-        (pages,) = updates.of(page)
+        (pages,) = updates.of(chunks[page])
         rows = one_record(record)
         updates.apply(pages, cause, [(data, dtype)], rows, rows)
 

@@ -12,28 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from pathlib import Path
 
 from luwu.aggregate import Aggregator, make_aggregator
-from luwu.base.directories import check_space, memory_kind
+from luwu.base.directories import check_space
 from luwu.base.errors import ConfigError, LuwuError, StoreFullError
-from luwu.base.quantities import format_bytes
 from luwu.layout import Extent, Share
 from luwu.wire.description import Description, parse_description
 from switch_emu.node.kernels.make import check_known
-from switch_emu.node.page_updates import note_bytes, redo_of
-from switch_emu.node.pages import node_layout_hash, store_config
-from switch_emu.node.plan import NodePlan, budget_for_pages, whole_bytes
+from switch_emu.node.page_updates import redo_of
+from switch_emu.node.pages import node_layout_hash
+from switch_emu.node.placement import Placement
+from switch_emu.node.plan import NodePlan
 from switch_emu.node.spec import NodeSpec
-from switch_emu.process.places import WeightsPlaces, places_bytes
+from switch_emu.process.places import WeightsPlaces
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
 from switch_emu.store.attachments import AttachmentFiles
-from switch_emu.store.directory import CONFIG_NAME, Claim, store_disk_bytes
+from switch_emu.store.directory import CONFIG_NAME, Claim
 from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.spill import SpillFile
-from switch_emu.store.sums import SumShape
-
-_TWO_SIDES = "two sides of the state take"
 
 
 class NodeStorage:
@@ -44,6 +41,7 @@ class NodeStorage:
     ) -> None:  # fmt: skip
         """`reserve`: reserves shared memory."""
         self._spec, self._plan, self._reserve = spec, plan, reserve
+        self._placed: Placement | None = None
         self._places: WeightsPlaces | None = None
         self._claim = None if spec.state is None else Claim(spec.state, f"job {spec.job}")
 
@@ -114,19 +112,19 @@ class NodeStorage:
                 f"optimizer_nodes: the workers have {description.layout.optimizer_nodes}, there "
                 f"are {spec.optimizer_nodes}; start both with the same --optimizer-nodes"
             )
-        config = store_config(description, spec.number, spec.replicas)
+        placement = self._placement(description)
+        config = placement.config
         # Reject unknown aggregators and optimizers before there are pages.
         make_aggregator(description.aggregate, spec.world_size)
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
-            check_fits_in_ram(spec, self._plan, description)
-            apart = self._weights_apart(description)
-            return MemoryPageStore(config, in_place=is_in_place(description), weights=apart)
-        if not log_slots(spec, self._plan, description):  # these raise while there is no directory
-            bytes_for_pages(spec, self._plan, description)
+            placement.check_fits_in_ram()
+            return self._in_ram(placement)
+        if placement.log is None:  # these raise while there is no directory
+            _ = placement.bytes_for_pages
         else:
             with _naming_flag():
-                check_space(spec.state, disk_bytes(spec, self._plan, description))
+                check_space(spec.state, placement.disk_bytes)
         store = FilePageStore.create(
             spec.state, config, durability=spec.durability, claim=self._claim
         )
@@ -156,22 +154,23 @@ class NodeStorage:
 
     def make_places(self, description: Description) -> WeightsPlaces | None:
         """The places for weights that are read in place; None if copies are sent."""
-        nbytes = bytes_in_place(self._spec, self._plan, description)
-        if nbytes and self._places is None:
-            masters = {
-                extent.index for extent in _extents_apart(self._spec, self._plan, description)
-            }
-            memory, count = self._reserve(nbytes), _places_count(description)
-            self._places = WeightsPlaces(description.layout, memory, count, masters)
+        placement = self._placement(description)
+        if placement.bytes_in_place and self._places is None:
+            masters = {extent.index for extent in placement.extents_apart}
+            memory = self._reserve(placement.bytes_in_place)
+            self._places = WeightsPlaces(
+                description.layout, memory, placement.places_count, masters
+            )
         return self._places
 
-    def _weights_apart(self, description: Description) -> dict[int, memoryview]:
+    def _weights_apart(self, placement: Placement) -> dict[int, memoryview]:
         """Where the weights of pages lie apart: in their places."""
+        description = placement.description
         places = self.make_places(description)
         found: dict[int, memoryview] = {}
         if places is None:
             return found
-        for extent in _extents_apart(self._spec, self._plan, description):
+        for extent in placement.extents_apart:
             memory = places.memory(extent.index)
             for chunk in extent.chunks:
                 found[chunk] = memory
@@ -179,35 +178,39 @@ class NodeStorage:
         return found
 
     def spare_bytes(self, description: Description) -> int:
-        """Memory for pages that a state in place has no use for: it is for sums, beside the plan's,
-        as all sums of a step wait for its end."""
-        spec, plan = self._spec, self._plan
-        if not is_in_ram(spec, plan, description) or not is_in_place(description):
-            return 0
-        taken = bytes_in_place(spec, plan, description) + bytes_of_records(spec, plan, description)
-        return max(0, plan.resident_bytes - taken - whole_bytes(description.layout))
+        """Memory for sums beside the plan's."""
+        return self._placement(description).spare_bytes
+
+    def _placement(self, description: Description) -> Placement:
+        """Where the state of a job lies; made once."""
+        if self._placed is None or self._placed.description is not description:
+            self._placed = Placement(spec=self._spec, plan=self._plan, description=description)
+        return self._placed
+
+    def _in_ram(self, placement: Placement, pins: Path | None = None) -> MemoryPageStore:
+        return MemoryPageStore(
+            placement.config, in_place=placement.is_in_place,
+            weights=self._weights_apart(placement), pins=pins,
+            has_digests=self._spec.replicas > 1,
+        )  # fmt: skip
 
     def _in_front(self, file: FilePageStore, description: Description) -> PageStore:
         """The store that the job works with: all pages in RAM and a log, or as many as fit.
 
         Raises StoreFullError if the log has no space, StateError if it cannot be redone.
         """
-        spec, config = self._spec, file.config
-        file.redo = redo_of(config)
+        spec, placement = self._spec, self._placement(description)
+        file.redo = redo_of(file.config, spec.number)
         if spec.optimizer_nodes == 1 and file.prepared is not None:
             file.decide(file.prepared.version, file.prepared.attempt)
-        if not log_slots(spec, self._plan, description):
+        if placement.log is None:
             file.keep_log(None)
-            resident_bytes = bytes_for_pages(spec, self._plan, description)
-            rate = spec.disk_bytes_per_s
-            return TieredPageStore(file, resident_bytes, disk_bytes_per_s=rate)
+            return TieredPageStore(
+                file, placement.bytes_for_pages, disk_bytes_per_s=spec.disk_bytes_per_s
+            )
         with _naming_flag():
-            file.keep_log(log_shape(spec, description))
-        apart = self._weights_apart(description)
-        ram = MemoryPageStore(
-            config, in_place=is_in_place(description), weights=apart, pins=file.path
-        )
-        return LoggedPageStore(file, ram)
+            file.keep_log(placement.log)
+        return LoggedPageStore(file, self._in_ram(placement, pins=file.path))
 
 
 @contextmanager
@@ -218,139 +221,6 @@ def _naming_flag() -> Iterator[None]:
     except StoreFullError as exc:
         text = f"{exc} A smaller --log-steps takes less for the log of sums, 1 none."
         raise StoreFullError(text) from exc
-
-
-def log_slots(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Slots of the log of a state on disk: of a node that is alone, and has room for all pages; 0:
-    it has none."""
-    if spec.state is None or spec.log_steps == 1 or spec.disk_bytes_per_s is not None:
-        return 0
-    # In memory it would take what pages are in.
-    if description.layout.optimizer_nodes > 1 or memory_kind(spec.state) is not None:
-        return 0
-    needed = bytes_in_ram(description) + whole_bytes(description.layout)
-    needed += log_shape(spec, description).memory_bytes
-    return spec.log_steps if needed <= plan.resident_bytes else 0
-
-
-def log_shape(spec: NodeSpec, description: Description) -> SumShape:
-    """The log of a job that has one."""
-    config, note = store_config(description), note_bytes(description.layout)
-    return SumShape(config, spec.log_steps, note)
-
-
-def disk_bytes(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Bytes of a node's files for its pages, and of its log."""
-    found = store_disk_bytes(store_config(description, spec.number, spec.replicas))
-    if log_slots(spec, plan, description):
-        found += log_shape(spec, description).file_bytes
-    return found
-
-
-def is_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> bool:
-    """True if all pages are in RAM and written there: without a directory, or beside a log."""
-    return spec.state is None or log_slots(spec, plan, description) > 0
-
-
-def bytes_for_pages(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Memory for resident pages. Raises ConfigError if updates of wholes have no room."""
-    left_bytes = plan.resident_bytes - bytes_in_place(spec, plan, description)
-    needed = whole_bytes(description.layout)
-    if needed > left_bytes:
-        wanted = needed if _has_copies(spec) else 2 * needed  # places take half at most
-        raise ConfigError(
-            f"memory_budget: the update of the largest matrix as a whole takes "
-            f"{format_bytes(needed)}, {format_bytes(left_bytes)} are left of the budget; give "
-            f"{_budget_for(spec, lambda _: wanted) // 1024}KiB",
-            code="E205",
-        )
-    return left_bytes - needed
-
-
-def bytes_in_place(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """Shared memory for weights that workers read in place; 0: copies are sent."""
-    if _has_copies(spec):
-        return 0
-    in_ram_bytes = 0
-    if is_in_ram(spec, plan, description):
-        in_ram_bytes = bytes_in_ram(description) + whole_bytes(description.layout)
-        in_ram_bytes -= _bytes_apart(spec, plan, description)
-    wanted_bytes = places_bytes(description.layout, _places_count(description))
-    return plan.in_place_bytes(wanted_bytes, state_in_ram_bytes=in_ram_bytes)
-
-
-def _has_copies(spec: NodeSpec) -> bool:
-    """True if no weights are read in place: of several nodes, a unit's are not adjacent."""
-    return not spec.arena_bytes or spec.optimizer_nodes > 1
-
-
-def _places_count(description: Description) -> int:
-    """Places of each extent's weights."""
-    return 1 if description.update == "at_step" else 2
-
-
-def is_in_place(description: Description) -> bool:
-    """True if a state in RAM has one side: nothing ends a step whose pages are being updated, as
-    they wait for its verdict, and no other node has a say."""
-    return description.update == "at_step" and description.layout.optimizer_nodes == 1
-
-
-def bytes_in_ram(description: Description, number: int = 0, replicas: int = 1) -> int:
-    """The pages of a state in RAM, at one node."""
-    sides = 1 if is_in_place(description) else 2
-    return sides * store_config(description, number, replicas).state_bytes
-
-
-def bytes_of_records(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    """The same at a single node, but for masters that lie in the places of their weights."""
-    has_places = bytes_in_place(spec, plan, description) > 0
-    return bytes_in_ram(description) - has_places * _bytes_apart(spec, plan, description)
-
-
-def _extents_apart(spec: NodeSpec, plan: NodePlan, description: Description) -> list[Extent]:
-    """The extents whose masters lie in the places of their weights, if there are places."""
-    layout = description.layout
-    if not is_in_ram(spec, plan, description) or not is_in_place(description):
-        return []
-    return [
-        extent
-        for extents in layout.unit_extents
-        if {layout.extents[index].wire_dtype for index in extents} == {"float32"}
-        for extent in map(layout.extents.__getitem__, extents)
-        if extent.form.master == "float32" or not extent.trainable
-    ]
-
-
-def _bytes_apart(spec: NodeSpec, plan: NodePlan, description: Description) -> int:
-    return sum(extent.wire_bytes for extent in _extents_apart(spec, plan, description))
-
-
-def check_fits_in_ram(spec: NodeSpec, plan: NodePlan, description: Description) -> None:
-    """Raises ConfigError, with a budget that suffices, if a state in RAM has no room."""
-
-    def needed(chunk_bytes: int) -> int:
-        layout = replace(description.layout, chunk_bytes=chunk_bytes)
-        cut = replace(description, layout=layout)
-        return bytes_in_ram(cut, spec.number, spec.replicas) + whole_bytes(description.layout)
-
-    needed_bytes = needed(description.layout.chunk_bytes)
-    if needed_bytes > plan.resident_bytes:
-        raise ConfigError(
-            f"memory_budget: {'the state takes' if is_in_place(description) else _TWO_SIDES} "
-            f"{format_bytes(needed_bytes)} of RAM, "
-            f"{format_bytes(plan.resident_bytes)} are left of the budget; give "
-            f"{_budget_for(spec, needed) // 1024}KiB, or a directory with --state",
-            code="E205",
-        )
-
-
-def _budget_for(spec: NodeSpec, needed: Callable[[int], int]) -> int:
-    """A budget that leaves so much for pages, by bytes of a chunk."""
-    return budget_for_pages(
-        needed, budget_bytes=spec.memory_budget_bytes, chunk_bytes=spec.chunk_bytes,
-        world_size=spec.world_size, has_switch=spec.has_switch, slot_count=spec.own_slot_count,
-        extent_chunks=spec.extent_chunks, in_arenas=spec.arena_bytes > 0,
-    )  # fmt: skip
 
 
 def _held_bytes(aggregator: Aggregator, extent: Extent) -> int:

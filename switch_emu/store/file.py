@@ -77,7 +77,7 @@ from switch_emu.store.manifest import (
 from switch_emu.store.records import SUMS_KEY, Buffer, DecidedStep, Durability
 from switch_emu.store.ring import RecordRing
 from switch_emu.store.sums import SUMS_NAME, LoggedStep, Redo, SumLog, SumShape, has_log, make_log
-from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState
+from switch_emu.store.versions import DIGEST_BYTES, PageEntry, PageTable, Pin, StepState, digests_of
 from switch_emu.store.views import RecordRows, check_rows, one_record, write_view
 
 _STOPPED = (
@@ -288,7 +288,7 @@ class FilePageStore(PageStore):
         for entry, record in zip(entries, records, strict=True):
             if entry.tail:
                 record[len(record) - len(entry.tail) :] = entry.tail
-        for page, digests in enumerate(self._digests(first, records), first):
+        for page, digests in enumerate(digests_of(self.config, first, records), first):
             entry, record = entries[page - first], records[page - first]
             if digests != entry.digests:
                 for index, (start, stop) in enumerate(self.config.kind(page).parts):
@@ -368,7 +368,7 @@ class FilePageStore(PageStore):
         entries = [
             entry._replace(digests=digests, tail=bytes(record[body:]))
             for entry, record, digests in zip(
-                bare, records, self._digests(first, records), strict=True
+                bare, records, digests_of(self.config, first, records), strict=True
             )
         ]
         with self._dirty_lock:
@@ -392,6 +392,8 @@ class FilePageStore(PageStore):
             self._decided_ref = self._prepared_ref = None
             self._write_superblock()
         self._steps.begin_filling(version, PageTable(self._geometry.table))
+        if self._sums is not None:
+            self._sums.forget()
 
     def fill(self, page: int, record: Buffer) -> None:
         """Write a missing page to the side of the decided version."""
@@ -406,13 +408,20 @@ class FilePageStore(PageStore):
     def keep_log(self, shape: SumShape | None) -> None:
         """Have a log of this shape from now on, or none; another that is there is settled first.
 
-        Raises StoreFullError.
+        Raises StoreFullError; ConfigError while a step is prepared that needs the other.
         """
         self._check_writable()
         if self._sums is not None and shape is not None and shape.is_like(self._sums.shape):
             return
         if self._sums is not None:
-            assert self._steps.prepared is None, "its sums would be lost"
+            if self._steps.prepared is not None:
+                raise ConfigError(
+                    f"{self.path}: step {self._steps.prepared.version} was under way when its node "
+                    f"ended, and its sums are in a log of {self._sums.shape.slots_count} steps; "
+                    f"resume once with --log-steps {self._sums.shape.slots_count} and the "
+                    "--memory-budget that it had",
+                    code="E203",
+                )
             decided = self._steps.decided
             version = 0 if decided is None else decided.version
             self.settle(lambda page, record: self.read(page, version, record))
@@ -462,12 +471,6 @@ class FilePageStore(PageStore):
             failpoint("store.before_page_write")
             self._sums.write(self._slot, page, data, dtype, note)
 
-    def _check_whole(self, pages: range, version: int) -> None:
-        """Raises StateError if the log has sums of these pages."""
-        for page in pages if self._sums is not None else ():
-            if self.lacking(page, version):
-                raise StateError(f"page {page} of {self.path} has sums in {SUMS_NAME}")
-
     def settle(self, read: Callable[[int, memoryview], None]) -> None:
         """Write all pages whole that have sums in the log: nothing is made again at the next start.
 
@@ -496,14 +499,23 @@ class FilePageStore(PageStore):
         self._steps.note_settled(step, table)
 
     def digest(self, pages: range, version: int) -> bytes:
-        self._check_whole(pages, version)
-        return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
+        """See `PageStore.digest`; pages that have sums in the log are read."""
+        digests = self._steps.digests(pages, version)
+        if self._sums is not None and any(self.lacking(page, version) for page in pages):
+            digests = b""
+            for page in pages:
+                record = aligned_buffer(self.config.kind(page).record_bytes)
+                self.read(page, version, record)
+                digests += digests_of(self.config, page, [record])[0]
+        return xxhash.xxh3_128_digest(digests)
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file beside the sides."""
         self._check_running()
-        if self._steps.decided is not None:
-            self._check_whole(range(self.config.page_count), self._steps.decided.version)
+        decided = self._steps.decided
+        for page in range(self.config.page_count) if self._sums is not None else ():
+            if decided is not None and self.lacking(page, decided.version):
+                raise StateError(f"page {page} of {self.path} has sums in {SUMS_NAME}")
         return self._steps.pin(self.config, self.path, self._read_range, self._verify)
 
     def prepare(self, step: DecidedStep) -> None:
@@ -641,18 +653,6 @@ class FilePageStore(PageStore):
                 f"page {page} of {self._sides[side].name} cannot be read: {exc}. Check the disk; "
                 "restore the shard from a checkpoint if the page is gone."
             ) from exc
-
-    def _digests(self, first: int, records: Sequence[memoryview]) -> list[bytes]:
-        """The checksums of the parts of each record, of the pages from `first` on."""
-        kinds, found = self.config.kinds, []
-        for kind, record in zip(
-            self.config.page_kinds[first : first + len(records)], records, strict=True
-        ):
-            digests = b""
-            for start, stop in kinds[kind].parts:
-                digests += xxhash.xxh3_128_digest(record[start:stop])
-            found.append(digests)
-        return found
 
     def _verify(self, page: int, entry: PageEntry, index: int, part: memoryview) -> None:
         expected = entry.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

@@ -136,7 +136,8 @@ class PageStore(Closing):
     def digest(self, pages: range, version: int) -> bytes:
         """One checksum of the records of these pages, equal in stores that hold the same.
 
-        16 bytes (xxh3-128), of the decided or the prepared version. No page is read from disk.
+        16 bytes (xxh3-128), of the decided or the prepared version. No page is read from disk, but
+        for those that lack updates whose sums are in a log.
         """
 
     def write(self, page: int, version: int, attempt: int, record: Buffer) -> None:

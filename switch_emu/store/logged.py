@@ -12,9 +12,10 @@ have a sum in the log. A page that is written and has no sum in this version is 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 
@@ -41,30 +42,45 @@ class LoggedPageStore(PageStore):
         """... in the prepared version."""
         self._written = np.zeros(self.config.page_count, bool)
         """Pages that were written whole in the version being made."""
-        assert file.prepared is None, "a node with a log decides alone"
-        if file.decided is not None:
-            self._load(file.decided)
-        ram.record_attempt(file.attempt, file.epoch)
+        self._load()
 
-    def _load(self, decided: DecidedStep) -> None:
+    def _load(self) -> None:
+        """Read the decided version and the prepared one; what they lack is made again."""
         file, ram, start_ns = self._file, self._ram, SYSTEM_CLOCK.now_ns()
-        ram.begin_filling(decided.version)
-        steps: set[int] = set()
-        for page in range(self.config.page_count):
-            lacking = file.lacking(page, decided.version)
-            self._behind[page] = bool(lacking)
-            steps.update(each.step.version for each in lacking)
+        decided, prepared, steps = file.decided, file.prepared, set[int]()
+        if decided is not None:
+            ram.begin_filling(decided.version)
+            self._behind = self._lacking(decided.version, steps)
+            self._read_all(decided.version, ram.fill)
+            self._steps.note_settled(decided)
+        if prepared is not None:
+            ram.record_attempt(prepared.attempt)
+            self._next_behind = self._lacking(prepared.version, steps)
+            if prepared.applied or decided is None:
+                write = partial(ram.write, version=prepared.version, attempt=prepared.attempt)
+                self._read_all(prepared.version, lambda page, record: write(page, record=record))
+            ram.prepare(prepared)
+        ram.record_attempt(file.attempt, file.epoch)
+        self.redone = len(steps), (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
 
-        def load(page: int) -> None:
+    def _lacking(self, version: int, steps: set[int]) -> np.ndarray:
+        """The pages that have sums in the log: bool [pages]; their steps are added to `steps`."""
+        found = np.zeros(self.config.page_count, bool)
+        for page in range(self.config.page_count):
+            lacking = self._file.lacking(page, version)
+            found[page] = bool(lacking)
+            steps.update(each.step.version for each in lacking)
+        return found
+
+    def _read_all(self, version: int, put: Callable[[int, memoryview], None]) -> None:
+        def read(page: int) -> None:
             record = aligned_buffer(self.config.kind(page).record_bytes)
-            file.read(page, decided.version, record)
-            ram.fill(page, record)
+            self._file.read(page, version, record)
+            put(page, record)
 
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="luwu-load") as pool:
-            for _ in pool.map(load, range(self.config.page_count)):
+            for _ in pool.map(read, range(self.config.page_count)):
                 pass
-        self._steps.note_settled(decided)
-        self.redone = len(steps), (SYSTEM_CLOCK.now_ns() - start_ns) / 1e9
 
     @property
     def stats(self) -> IoCounter:
@@ -127,6 +143,8 @@ class LoggedPageStore(PageStore):
     def begin_filling(self, version: int) -> None:
         self._file.begin_filling(version)
         self._ram.begin_filling(version)
+        self._behind = np.zeros(self.config.page_count, bool)
+        self._written[:] = False
 
     def fill(self, page: int, record: Buffer) -> None:
         self._file.fill(page, record)

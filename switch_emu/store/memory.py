@@ -1,8 +1,8 @@
 """A page store in RAM: the same rules, nothing on disk.
 
-For jobs without durability, and for tests. RAM is trusted: there are no checksums. In place there
-is one side, in half of the memory: a step overwrites the version that it is made of, and cannot be
-aborted after the first of its pages.
+For jobs without durability, beside a log of sums, and for tests. RAM is trusted: no read is
+checked; checksums are kept for `digest` alone. In place there is one side, in half of the memory: a
+step overwrites the version that it is made of, and cannot be aborted after the first of its pages.
 
 In place, the first field of a page, its weights, may *lie apart*: in memory that the caller gives
 and shows to other processes.
@@ -21,7 +21,7 @@ from luwu.base.errors import StateError
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.interface import PageStore
 from switch_emu.store.records import Buffer, DecidedStep
-from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape
+from switch_emu.store.versions import PageEntry, PageTable, Pin, StepState, TableShape, digests_of
 from switch_emu.store.views import RecordMemory, RecordRows, check_rows, one_record, write_view
 
 
@@ -31,16 +31,17 @@ class MemoryPageStore(PageStore):
     def __init__(
         self, config: StoreConfig, *, in_place: bool = False,
         weights: Mapping[int, memoryview] | None = None, pins: Path | None = None,
+        has_digests: bool = False,
     ) -> None:  # fmt: skip
         """`weights`: where those of some pages lie apart: memory that begins with them, and goes on
         with those of the pages that follow there. `pins`: directory for pages of pinned versions;
-        None: the system's for temporary files."""
+        None: the system's for temporary files. `has_digests`: checksums are kept, for `digest`."""
+        assert not (weights and has_digests), "records are whole where they are compared"
         assert in_place or not weights, "the next version would overwrite the decided one"
-        self.config, self._pins = config, pins
+        self.config, self._pins, self._has_digests = config, pins, has_digests
         self._weights = dict(weights or {})
         self.generation = 1  # a store in RAM is opened once
-        nothing = [0] * config.page_count
-        self._steps = StepState(PageTable(TableShape(nothing, nothing)), in_place=in_place)
+        self._steps = StepState(self._empty_table(), in_place=in_place)
         sizes = {
             page: config.kind(page).record_bytes - self._apart_bytes(page)
             for page in range(config.page_count)
@@ -48,6 +49,11 @@ class MemoryPageStore(PageStore):
         first = RecordMemory(sizes)
         self._sides: Sequence[RecordMemory] = (first, first if in_place else RecordMemory(sizes))
         self._closed = False
+
+    def _empty_table(self) -> PageTable:
+        pages = range(self.config.page_count)
+        counts = [self._has_digests * len(self.config.kind(page).parts) for page in pages]
+        return PageTable(TableShape(counts, [0] * len(pages)))
 
     def record_attempt(self, attempt: int, epoch: tuple[int, ...] | None = None) -> None:
         self._check_open()
@@ -93,7 +99,19 @@ class MemoryPageStore(PageStore):
         if not is_there:
             for side, (page, record) in zip(sides, enumerate(rows.records(), first), strict=True):
                 self._put(page, side, record)
-        self._steps.note_written(first, [PageEntry(side, version, attempt) for side in sides])
+        digests = self._digests(first, rows)
+        self._steps.note_written(
+            first,
+            [
+                PageEntry(side, version, attempt, each)
+                for side, each in zip(sides, digests, strict=True)
+            ],
+        )
+
+    def _digests(self, first: int, rows: RecordRows) -> list[bytes]:
+        if not self._has_digests:
+            return [b""] * rows.count
+        return digests_of(self.config, first, rows.records())
 
     def _rows(self, first: int, sides: Sequence[int]) -> RecordRows | None:
         """The records on these sides, from page `first` on, if it is one side, and the weights of
@@ -110,11 +128,8 @@ class MemoryPageStore(PageStore):
         return replace(found, weights=weights[: count * size]) if is_one else None
 
     def digest(self, pages: range, version: int) -> bytes:
-        digests = []
-        for page in pages:
-            parts = self._parts(page, self._steps.entry_to_read(page, version).side)
-            digests.append(xxhash.xxh3_128_digest(b"".join(parts)))
-        return xxhash.xxh3_128_digest(b"".join(digests))
+        assert self._has_digests, "none are kept"
+        return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""
@@ -145,8 +160,7 @@ class MemoryPageStore(PageStore):
 
     def begin_filling(self, version: int) -> None:
         self._check_open()
-        nothing = [0] * self.config.page_count
-        self._steps.begin_filling(version, PageTable(TableShape(nothing, nothing)))
+        self._steps.begin_filling(version, self._empty_table())
 
     def fill(self, page: int, record: Buffer) -> None:
         self._check_open()
@@ -154,7 +168,8 @@ class MemoryPageStore(PageStore):
         check_rows(self.config, page, rows)
         entry = self._steps.entry_to_fill(page)
         self._put(page, entry.side, rows.memory)
-        self._steps.note_filled(page, entry)
+        (digests,) = self._digests(page, rows)
+        self._steps.note_filled(page, entry._replace(digests=digests))
 
     def prepare(self, step: DecidedStep) -> None:
         self._check_open()

@@ -169,8 +169,13 @@ class StripedPages(Closing):
         store, share = self._holder(page)
         return store.config.kind(share.page(page))
 
+    def read(self, page: int, version: int, into: memoryview) -> None:
+        """Fill `into` with the record of the page of a chunk, of the first node that holds it."""
+        store, share = self._holder(page)
+        store.read(share.page(page), version, into)
+
     def read_field(self, page: int, version: int, field_name: str, into: memoryview) -> None:
-        """Fill `into` with one field of the page of a chunk, of the first node that holds it."""
+        """Fill `into` with one field of that record."""
         store, share = self._holder(page)
         store.read_field(share.page(page), version, field_name, into)
 

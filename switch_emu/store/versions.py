@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import xxhash
 
 from luwu.base.closing import Closing
 from luwu.base.errors import PageCorruptError, StateError
@@ -57,9 +58,20 @@ class PageEntry(NamedTuple):
     """The step that wrote it; old for pages that do not change."""
     attempt: int
     digests: bytes = b""
-    """xxh3-128 of each part of the record, 16 bytes each; none in memory."""
+    """xxh3-128 of each part of the record, 16 bytes each; none in memory that is not checked."""
     tail: bytes = b""
     """End of the record, stored here instead of in the side file."""
+
+
+def digests_of(config: StoreConfig, first: int, records: Sequence[memoryview]) -> list[bytes]:
+    """The checksums of the parts of each record, of the pages from `first` on."""
+    found = []
+    for kind, record in zip(config.page_kinds[first : first + len(records)], records, strict=True):
+        digests = b""
+        for start, stop in config.kinds[kind].parts:
+            digests += xxhash.xxh3_128_digest(record[start:stop])
+        found.append(digests)
+    return found
 
 
 class TableShape:

@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 
 from luwu.base.errors import ConfigError, StateError
-from luwu.checkpoint.snapshot import snapshot_at_rest, snapshot_of_running
-from luwu.checkpoint.source import RunningState
+from luwu.checkpoint.snapshot import Snapshot, take_snapshot
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
-from switch_emu.store import DecidedStep, FilePageStore
-from switch_emu.store.striped import StripedPages
+from switch_emu.store import FilePageStore
 from tests.checkpoint.test_export_running import part
 from tests.helpers.exports import flip, train, values_of
 from tests.helpers.local_job import Job, plain
 from tests.helpers.real_training import in_cluster
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
-from tests.suites.store_suite import contents, record, small_config, take_step, write_pages
+from tests.node.test_nodes import make_state, write_version
+from tests.suites.store_suite import contents
+
+
+def snapshot(state: Path, out: Path) -> Snapshot:
+    """That of a state at rest."""
+    with RestingState(state) as source:
+        return take_snapshot(source, out)
 
 
 @pytest.mark.feature("luwu snapshot")
@@ -31,7 +37,7 @@ def test_at_rest(tmp_path: Path) -> None:
     job, state, out = Job(), tmp_path / "state", tmp_path / "kept/out"
     train(job, state, tmp_path, stop_at=2)
     before = values_of(state)
-    made = snapshot_at_rest(state, 1, out)
+    made = snapshot(state, out)
     assert made.version == 2
     assert values_of(out) == before
     assert main(["verify", str(out), "--full"]) == 0
@@ -45,7 +51,7 @@ def test_at_rest_with_what_was_attached(tmp_path: Path) -> None:
     state, out = tmp_path / "state", tmp_path / "out"
     whole = in_cluster(tmp_path, part(0, 4), world_size=2)
     in_cluster(tmp_path, part(0, 2), world_size=2, state=state)
-    snapshot_at_rest(state, 1, out)
+    snapshot(state, out)
     shutil.rmtree(state)
     found = in_cluster(tmp_path, part(2, 4), world_size=2, state=out, resume=True)
     assert (found.digest, found.results) == (whole.digest, whole.results)
@@ -54,40 +60,53 @@ def test_at_rest_with_what_was_attached(tmp_path: Path) -> None:
 def test_a_state_in_use_or_damaged_is_refused(tmp_path: Path) -> None:
     """P3. Goal: no half copy: an error that names the damaged page, and nothing left behind."""
     state, out = tmp_path / "state", tmp_path / "out"
-    with FilePageStore.create(state, small_config()) as store:
-        take_step(store, 0)
-        with pytest.raises(ConfigError, match="is open in process"):
-            snapshot_at_rest(state, 1, out)
-    flip(state / "side0.dat", 100)
-    with pytest.raises(StateError, match=r"page 0 of side0\.dat"):
-        snapshot_at_rest(state, 1, out)
+    make_state(state, 1)
+    with FilePageStore.open(state), pytest.raises(ConfigError, match="is open in process"):
+        snapshot(state, out)
+    flip(state / "side1.dat", 100)
+    with pytest.raises(StateError, match=r"page 0 of side1\.dat"):
+        snapshot(state, out)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
     with pytest.raises(ConfigError, match="exists"):
-        snapshot_at_rest(state, 1, state)
+        snapshot(state, state)
 
 
 def test_several_nodes_at_rest(tmp_path: Path) -> None:
-    """I2. Goal: one version of all nodes, though one of them had not heard of its decision."""
+    """I2. Goal: one version of all nodes, though one of them had not heard of its decision and
+    another has begun the next step, whose decision nobody has seen."""
     state, out = tmp_path / "state", tmp_path / "out"
-    for number in range(3):
-        with FilePageStore.create(state / f"node-{number}", small_config()) as store:
-            take_step(store, 0)
-            write_pages(store, range(7), 1)
-            store.prepare(DecidedStep(version=1, attempt=0))
-            if number != 1:
-                store.decide(1, 0)
-            if number == 2:  # it has begun the next step, whose decision nobody has seen
-                write_pages(store, range(7), 2)
-                store.prepare(DecidedStep(version=2, attempt=0))
-    made = snapshot_at_rest(state, 3, out)
+    job = make_state(state, 3, last_is_prepared=True)
+    with FilePageStore.open(state / "node-1") as store:
+        expected = contents(store, 1)
+        write_version(store, job, 1, 2)
+    made = snapshot(state, out)
     assert (made.version, made.optimizer_nodes) == (1, 3)
-    with StripedPages(out, 3) as pages:
-        assert pages.decided is not None
-        assert pages.decided.version == 1
+    with FilePageStore.open(out / "node-1") as store:
+        assert contents(store, 1) == expected
     for number in range(3):
         with FilePageStore.open(out / f"node-{number}") as store:
-            assert contents(store, 1) == [record(store, page, 1) for page in range(7)]
-            assert store.prepared is None
+            assert store.decided is not None
+            assert (store.decided.version, store.prepared) == (1, None)
+    assert main(["verify", str(out), "--full"]) == 0
+
+
+def test_a_node_that_was_left_out_has_its_pages_in_a_snapshot(tmp_path: Path) -> None:
+    """E4. Goal: a job that went on without a node is copied as it is, with all of its nodes."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    job = make_state(state, 3, replicas=2)
+    for number in (0, 2):
+        with FilePageStore.open(state / f"node-{number}", durability="none") as store:
+            store.record_attempt(store.attempt + 1, (7, 0b101, 3))
+            write_version(store, job, number, 2, 2)
+            store.decide(2, store.attempt)
+    with FilePageStore.open(state / "node-2", read_only=True) as store:
+        expected = contents(store, 2)
+    assert snapshot(state, out).version == 2
+    with FilePageStore.open(out / "node-2", read_only=True) as store:
+        assert contents(store, 2) == expected
+    with FilePageStore.open(out / "node-1", read_only=True) as store:
+        assert store.decided is not None
+        assert store.decided.version == 2
     assert main(["verify", str(out), "--full"]) == 0
 
 
@@ -101,7 +120,7 @@ def test_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
     plain_run = in_cluster(tmp_path, part(0, 5), **changes)
 
     def copy(source: RunningState) -> None:
-        made = snapshot_of_running(source, out)
+        made = take_snapshot(source, out)
         assert made.version == 2
 
     work = part(0, 5, export_at=2, export=copy)
@@ -114,14 +133,13 @@ def test_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Goal: what was made, how, and how to go on; what is no state is refused."""
-    with FilePageStore.create(tmp_path / "state", small_config()) as store:
-        take_step(store, 0)
+    make_state(tmp_path / "state", 1)
     out = str(tmp_path / "out")
     assert main(["snapshot", str(tmp_path / "state"), out]) == 0
     said = capsys.readouterr().out
-    assert f"{out}: step 0, " in said
+    assert f"{out}: step 1, " in said
     assert f"luwu run --state {out} --resume" in said
     assert main(["snapshot", str(tmp_path), str(tmp_path / "other")]) == 2
-    assert "holds no state" in capsys.readouterr().err
+    assert "holds no store" in capsys.readouterr().err
     assert main(["snapshot", str(tmp_path)]) == 2
     assert os.listdir(tmp_path / "out")

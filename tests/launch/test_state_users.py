@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
-from luwu.commands.export import advise
+from luwu.commands.export import source_of
 from luwu.launch.processes.run_directory import RunDirectory
+from switch_emu.store import FilePageStore
+from tests.node.test_nodes import make_state
 
 
 @pytest.mark.feature("export of a directory in use")
@@ -20,6 +23,7 @@ def test_the_run_that_uses_a_state_is_named(tmp_path: Path, part: str) -> None:
     """Goal: E204 of export and snapshot ends with the command that works.
     Method: a process whose command line is that of a node, as the launcher starts it."""
     state = tmp_path / "state"
+    make_state(state, 1 + bool(part))
     run = RunDirectory.create(tmp_path / "run")
     config = run.role("node.json")
     write_json(config, {"spec": {"state": str(state / part)}})
@@ -30,14 +34,21 @@ def test_the_run_that_uses_a_state_is_named(tmp_path: Path, part: str) -> None:
     )  # fmt: skip
     assert node.stdout is not None
     node.stdout.readline()  # its command line stands where others see it
-    in_use = ConfigError("is open.", code="E204")
+
+    def refusal() -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            source_of(str(state), "export")
+        return caught.value
+
     try:
-        found = advise(in_use, state, "export")
+        with FilePageStore.open(state / part):
+            found = refusal()
         assert str(found).endswith(f"name its run directory: luwu export {run.path} OUT")
         assert found.code == "E204"
-        assert advise(in_use, tmp_path / "other", "export") is in_use
-        other = ConfigError("is not there")
-        assert advise(other, state, "export") is other
+        shutil.rmtree(state)
+        assert "name its run" not in str(refusal())
     finally:
         node.communicate()
-    assert advise(in_use, state, "export") is in_use
+    make_state(state, 1 + bool(part))
+    with FilePageStore.open(state / part):
+        assert "name its run" not in str(refusal())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,16 @@ import torch
 import luwu
 from luwu.base import directories
 from luwu.base.errors import LuwuError, StateError, StoreFullError
+from luwu.checkpoint.refill import refill
 from luwu.commands.main import main
 from luwu.launch.local_cluster import LocalCluster
 from luwu.nic.shell import Nic
-from switch_emu.node import page_updates, storage
+from switch_emu.node import page_updates, placement
 from switch_emu.node.page_updates import redo_of
 from switch_emu.store import FilePageStore
 from switch_emu.store.sums import SUMS_NAME
 from tests.helpers.exports import export, train
-from tests.helpers.local_job import MIB, Job, Worker, cluster_for, plain
+from tests.helpers.local_job import MIB, Job, Worker, cluster_for, make_layout, plain
 from tests.helpers.real_training import sharded
 from tests.helpers.small_models import Stack, batch
 from tests.helpers.training_harness import alone, one_thread  # noqa: F401 - for every test here
@@ -92,10 +94,10 @@ def test_steps_are_made_again_bit_for_bit(name: str, has_switch: bool, tmp_path:
         assert contents(killed, STEPS) == contents(settled, STEPS)
 
 
-def killed_state(job: Job, tmp_path: Path, stop_at: int) -> Path:
-    """The directory of a job whose node was killed after so many steps."""
+def killed_state(job: Job, tmp_path: Path, stop_at: int, **changes: Any) -> Path:
+    """The directory of a job whose nodes were killed after so many steps."""
     state, image = tmp_path / "state", tmp_path / "image"
-    with cluster_for(job, tmp_path, state=state) as cluster:
+    with cluster_for(job, tmp_path, state=state, **changes) as cluster:
         cluster.run(Worker(job, stop_at=stop_at))
         cluster.wait_until_served()
         shutil.copytree(state, image)
@@ -119,6 +121,29 @@ def test_a_killed_state_is_exported_verified_and_continued(tmp_path: Path) -> No
         assert train(job, state, tmp_path) == expected
 
 
+@pytest.mark.parametrize(("count", "replicas"), [(2, 1), (3, 2)])
+def test_each_of_several_nodes_has_a_log(count: int, replicas: int, tmp_path: Path) -> None:
+    """I2, I3. Goal: killed, several nodes are exported, copied, made again from their replicas and
+    go on, to the weights of the plain loop."""
+    job = Job(layout=replace(make_layout(), optimizer_nodes=count))
+    nodes = {"optimizer_nodes": count, "replicas": replicas}
+    image = killed_state(job, tmp_path, 3, **nodes)
+    for number in range(count):
+        with FilePageStore.open(image / f"node-{number}", read_only=True) as store:
+            pages = range(store.config.page_count)
+            assert any(store.lacking(page, 3) for page in pages)
+    assert export(image, tmp_path / "export").step == 3
+    assert main(["snapshot", str(image), str(tmp_path / "snapshot")]) == 0
+    if replicas > 1:
+        shutil.rmtree(image / "node-1")
+        assert refill(image).version == 3
+    expected = plain(Job()).digest
+    for state in (image, tmp_path / "snapshot"):
+        with cluster_for(job, tmp_path, state=state, resume=True, **nodes) as cluster:
+            cluster.run(Worker(job))
+        assert export(state, tmp_path / f"of-{state.name}").weights_digest == expected
+
+
 def test_another_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I3. Goal: a step is never made again by what may give other bits; the error names both."""
     job = Job()
@@ -131,12 +156,12 @@ def test_another_arithmetic_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directories of tests may be in memory, which is no place for a log."""
-    monkeypatch.setattr(storage, "memory_kind", lambda _: None)
+    monkeypatch.setattr(placement, "memory_kind", lambda _: None)
 
 
 def test_a_state_in_memory_has_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goal: on tmpfs nothing takes more memory than the pages do."""
-    monkeypatch.setattr(storage, "memory_kind", lambda _: "tmpfs")
+    monkeypatch.setattr(placement, "memory_kind", lambda _: "tmpfs")
     train(Job(), tmp_path / "state", tmp_path)
     assert not (tmp_path / "state" / SUMS_NAME).exists()
 

@@ -21,8 +21,9 @@ from switch_emu.node.core.actions import LoadPage, ReadWeights, Update
 from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pages import store_config, weights_digest
 from switch_emu.node.pipeline import Pipeline, Stored
+from switch_emu.node.placement import Placement
 from switch_emu.node.spec import NodeSpec
-from switch_emu.node.storage import NodeStorage, bytes_in_place
+from switch_emu.node.storage import NodeStorage
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import DecidedStep
 from switch_emu.store.attachments import AttachmentFiles
@@ -251,7 +252,7 @@ def test_a_state_in_ram_of_one_side_has_places_wherever_it_fits() -> None:
         )  # fmt: skip
         plan = spec.plan()
         has_room = plan.resident_bytes >= state_bytes + table_bytes
-        found[gib] = bytes_in_place(spec, plan, job)
+        found[gib] = Placement(spec=spec, plan=plan, description=job).bytes_in_place
         assert found[gib] == has_room * (masters_bytes + table_bytes)
     assert found[10] == 0
     assert found[16] > 0

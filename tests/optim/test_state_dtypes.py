@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
-from luwu.checkpoint.snapshot import snapshot_of_running
+from luwu.checkpoint.snapshot import take_snapshot
 from luwu.checkpoint.source import RestingState, RunningState
 from luwu.layout import Layout, Parameter, StoredForm, Unit
 from luwu.wire.description import Description, parse_description
@@ -128,7 +128,7 @@ def test_a_state_goes_through_files(mode: str, tmp_path: Path) -> None:
             luwu.get_model_state_dict(model)  # all steps are decided
             if last == 4:
                 with RunningState(luwu.session().nic.open_reader()) as source:
-                    snapshot_of_running(source, tmp_path / "snapshot")
+                    take_snapshot(source, tmp_path / "snapshot")
             return digests(model, optimizer)
 
         return work

@@ -443,7 +443,7 @@ class StoredDisk(Disk):
         if self._log_slots:
             file.redo = self._redo
             file.keep_log(SumShape(file.config, self._log_slots, _NOTE.size))
-            ram = MemoryPageStore(file.config, in_place=self.in_place)
+            ram = MemoryPageStore(file.config, in_place=self.in_place, has_digests=self.count > 1)
             self._store = LoggedPageStore(file, ram)
         self.overwritten.clear()
         return self._store

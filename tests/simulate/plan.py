@@ -250,7 +250,7 @@ def _in_place(
     of those that are stored, there is a log of its sums."""
     is_alone, is_in_place = options.optimizer_nodes == 1, random.random() < 0.5
     is_in_place = is_in_place and is_alone and options.update == "at_step"
-    if is_alone and (is_in_place or options.stored) and random.random() < 0.5:
+    if (is_in_place or options.stored) and random.random() < 0.5:
         log_slots = random.choice((2, 3, 5))
         return replace(options, in_place=is_in_place, stored=True, log_slots=log_slots), faults
     if not is_in_place:

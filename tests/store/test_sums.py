@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from luwu.base.errors import StateError
+from luwu.base.errors import ConfigError, StateError
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, StoreConfig
 from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.sums import SUMS_NAME, SumShape
@@ -48,7 +48,8 @@ class Job:
         file = FilePageStore.open(path, durability="process", direct_io=False)
         file.redo = update
         file.keep_log(SumShape(file.config, slots, 1))
-        return LoggedPageStore(file, MemoryPageStore(file.config, in_place=self.in_place))
+        ram = MemoryPageStore(file.config, in_place=self.in_place, has_digests=not self.in_place)
+        return LoggedPageStore(file, ram)
 
     def write(self, pages: Sequence[int], version: int, attempt: int) -> list[bytes]:
         """Update some pages; what the version is then."""
@@ -75,12 +76,13 @@ class Job:
         self.store.prepare(DecidedStep(version=version, attempt=attempt, applied=applied))
         self.store.decide(version, attempt)
 
-    def give_up(self, pages: Sequence[int], *, is_prepared: bool) -> None:
-        """Begin a step, and abort it."""
+    def give_up(self, pages: Sequence[int], image: Path | None = None) -> None:
+        """Begin a step, and abort it; `image`: after it was prepared, and copied to there."""
         version, attempt = len(self.expected), self.store.attempt
-        self.write(pages, version, attempt)
-        if is_prepared:
+        made = self.write(pages, version, attempt)
+        if image is not None:
             self.store.prepare(DecidedStep(version=version, attempt=attempt))
+            self.check_prepared(image, made)
         self.store.record_attempt(attempt + 1)
         self.store.abort(attempt)
 
@@ -107,6 +109,33 @@ class Job:
             assert contents(file, version) == self.expected[version]
         shutil.rmtree(path)
 
+    def check_prepared(self, path: Path, made: list[bytes]) -> None:
+        """A copy of the directory opens with the prepared version, which can be decided and given
+        up, and goes on from there."""
+        former, version = self.store, len(self.expected)
+        for is_decided in (True, False):
+            shutil.copytree(self.path, path)
+            self.store = store = self.opened(path)
+            assert store.prepared is not None
+            assert contents(store, version - 1) == self.expected[version - 1]
+            assert contents(store, version) == made
+            assert store.digest(range(7), version) == former.digest(range(7), version)
+            if is_decided:
+                store.decide(version, store.attempt)
+                self.expected[version] = made
+            else:
+                store.record_attempt(store.attempt + 1)
+                store.abort(store.attempt - 1)
+            self.path, home = path, self.path
+            self.step(TRAINED)
+            self.check_image(path.with_suffix(".next"))
+            store.close()
+            self.path = home
+            for each in [each for each in self.expected if each >= version]:
+                del self.expected[each]
+            shutil.rmtree(path)
+        self.store = former
+
 
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_after_any_step_a_store_opens_at_it(tmp_path: Path, seed: int) -> None:
@@ -119,7 +148,8 @@ def test_killed_after_any_step_a_store_opens_at_it(tmp_path: Path, seed: int) ->
             job.store.close()
             job.store = job.opened(job.path)
         elif what in ("abort", "prepared"):
-            job.give_up(job.some_pages(), is_prepared=what == "prepared")
+            image = tmp_path / "prepared" if what == "prepared" else None
+            job.give_up(job.some_pages(), image)
         else:
             job.step(job.some_pages(), applied=what == "step")
         job.check_image(tmp_path / f"image-{call}")
@@ -209,6 +239,24 @@ def test_another_log_takes_the_place_of_one_that_is_settled(tmp_path: Path) -> N
         assert contents(file, version) == job.expected[version]
         assert not any(file.lacking(page, version) for page in PAGES)
         file.close()
+    job.store.close()
+
+
+def test_another_log_waits_for_a_prepared_step(tmp_path: Path) -> None:
+    """P2. Goal: what a step under way has in the log is not dropped; the error has the flags."""
+    job = Job(tmp_path / "store", 7)
+    job.step(TRAINED)
+    job.write(TRAINED, 2, 0)
+    job.store.prepare(DecidedStep(version=2, attempt=0))
+    job.store.close()
+    for slots in (5, 0):
+        with (
+            FilePageStore.open(job.path, durability="process", direct_io=False) as file,
+            pytest.raises(ConfigError, match=f"step 2 was under way.* --log-steps {SLOTS} "),
+        ):
+            file.keep_log(SumShape(file.config, slots, 1) if slots else None)
+    job.store = job.opened(job.path)
+    assert job.store.prepared is not None
     job.store.close()
 
 

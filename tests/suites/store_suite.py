@@ -133,11 +133,11 @@ class SummingStore(LoggedPageStore):
 
         file.redo = redo
         file.keep_log(SumShape(file.config, slots_count, 8))
-        return cls(file, MemoryPageStore(file.config))
+        return cls(file, MemoryPageStore(file.config, has_digests=True))
 
 
 STORES: dict[str, Callable[[Path, StoreConfig], PageStore]] = {
-    "memory": lambda path, config: MemoryPageStore(config),
+    "memory": lambda path, config: MemoryPageStore(config, has_digests=True),
     "file": FilePageStore.create,
     "buffered": lambda path, config: FilePageStore.create(
         path, config, durability="process", direct_io=False
@@ -151,7 +151,7 @@ STORES: dict[str, Callable[[Path, StoreConfig], PageStore]] = {
     ),
     "logged": lambda path, config: SummingStore.of(FilePageStore.create(path, config)),
     "paced": lambda path, config: TieredPageStore(
-        MemoryPageStore(config), config.state_bytes // 2, disk_bytes_per_s=1e12
+        MemoryPageStore(config, has_digests=True), config.state_bytes // 2, disk_bytes_per_s=1e12
     ),
 }
 
