@@ -141,8 +141,9 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
         cluster.run(Worker(job))
     refusal(job, tmp_path, memory_budget_bytes=job.least_bytes)
     for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=10)
-        assert not thread.is_alive() or "GarbageCollector" in type(thread).__name__, thread
+        if "GarbageCollector" not in type(thread).__name__:  # that of pyzmq stays
+            thread.join(timeout=10)
+            assert not thread.is_alive(), thread
 
 
 class Cancels(Worker):
