@@ -449,7 +449,7 @@ class StoredDisk(Disk):
         return self._store
 
     def _redo(
-        self, page: int, record: memoryview, data: memoryview, _: str, step: DecidedStep,
+        self, page: int, record: memoryview, data: memoryview, dtype: str, step: DecidedStep,
         note: bytes,
     ) -> None:  # fmt: skip
         """The update of `machines.py`, once more."""
@@ -460,7 +460,10 @@ class StoredDisk(Disk):
             np.frombuffer(record[slice(*kind.range(name))], np.float32)
             for name in ("weight", "momentum")
         )
-        grad = np.frombuffer(data, np.float32) / np.float32(divisor)
+        values = np.frombuffer(data, np.float32 if dtype == "float32" else np.uint16)
+        if dtype == "bfloat16":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        grad = values / np.float32(divisor)
         factor = clip_factor(stated_hyper(step.hyper).all_clips(2.0), step.norms)
         unchanged = mask_of(self.job.layout, chunk.index, absent)
         weights[:], momentum[:] = apply_update(weights, momentum, grad, unchanged, factor)

@@ -127,7 +127,8 @@ class Job:
                 store.record_attempt(store.attempt + 1)
                 store.abort(store.attempt - 1)
             self.path, home = path, self.path
-            self.step(TRAINED)
+            for _ in range(SLOTS):  # each page has its turn, whether it is updated or not
+                self.step(())
             self.check_image(path.with_suffix(".next"))
             store.close()
             self.path = home
@@ -239,6 +240,25 @@ def test_another_log_takes_the_place_of_one_that_is_settled(tmp_path: Path) -> N
         assert contents(file, version) == job.expected[version]
         assert not any(file.lacking(page, version) for page in PAGES)
         file.close()
+    job.store.close()
+
+
+@pytest.mark.parametrize("first", [(), TRAINED])
+def test_a_store_that_is_filled_forgets_what_it_had(tmp_path: Path, first: Sequence[int]) -> None:
+    """P7. Goal: neither sums nor pages of before are in what follows. Method: it is filled in the
+    middle of a step."""
+    job = Job(tmp_path / "store", 8)
+    for _ in range(2):
+        job.step(TRAINED)
+    job.write(TRAINED, 3, 0)
+    job.store.begin_filling(7)
+    records = [record(job.store, page, 7) for page in PAGES]
+    for page in PAGES:
+        job.store.fill(page, records[page])
+    job.expected = {version: records for version in range(8)}
+    for number, pages in enumerate((first, *[()] * SLOTS, TRAINED)):
+        job.step(pages)
+        job.check_image(tmp_path / f"image-{number}")
     job.store.close()
 
 
