@@ -58,7 +58,7 @@ def _at_rest(path: Path, out: Path, should_stop: Callable[[], bool]) -> Snapshot
     try:
         return snapshot_at_rest(path, count, out, should_stop=should_stop)
     except ConfigError as error:
-        raise advise(error, path, "snapshot") from error
+        raise advise(error, "snapshot") from error
 
 
 def _of_running(where: str, out: Path, should_stop: Callable[[], bool]) -> Snapshot:
