@@ -12,5 +12,4 @@ page.py          its page, as one HTML file; the sections of the live page
 table.py         a comparison as plain text
 timeline.py      a run as a timeline for Perfetto
 aligned.py       spans of several processes on one clock
-busy.py          when each engine was busy, and what a worker computed
 """

@@ -21,8 +21,8 @@ from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
-from luwu.report.table import busy_rows, grouped_rows, job_text, notes, spread
-from luwu.report.verdict import loss_curves, verdict
+from luwu.report.table import grouped_rows, job_text, notes, spread
+from luwu.report.verdict import verdict
 
 PAGE: Final = "report.html.j2"
 LIVE: Final = "live.html.j2"
@@ -68,7 +68,6 @@ def sections_html(document: Mapping[str, Any]) -> str:
         groups=grouped_rows(comparison) if comparison else [],
         colours={arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)},
         notes=notes(comparison) if comparison else [],
-        busy_rows=busy_rows(comparison) if comparison else [],
         facts=_facts(document),
     )  # fmt: skip
 
@@ -147,8 +146,8 @@ def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
-        first, curves = loss_curves(document["comparison"]["arms"])
-        draw = _curve_drawer(curves, "loss", first)
+        curves = {arm["name"]: arm["loss"] for arm in document["comparison"]["arms"]}
+        draw = _curve_drawer(curves, "loss", 0)
         return [("Loss before each update, mean over workers", both(draw))]
     charts = []
     for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):
