@@ -24,7 +24,7 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     checkpoint/    export and import of a state
     optim/         optimizers that a script constructs
     launch/        processes of a run
-    monitor/       what a run does and did: its status, its report, its live page
+    monitor/       what a run does and did: its status, its report
     engines/       other programs that place processes on hosts: Ray
     integrations/  training loops of other libraries
     estimate/      what a job needs before it runs

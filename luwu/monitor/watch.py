@@ -1,4 +1,4 @@
-"""The document of a run: all that its status, its report and its live page show.
+"""The document of a run: all that its status and its report show.
 
 It is made from the files of the run directory, so it is the same for a run that is under way, that
 has ended, that failed and that was stopped. A `Watch` reads what was appended since it last looked.

@@ -1,7 +1,6 @@
 """The report of a run as one HTML file that needs nothing else: no network, no script.
 
-Its document is `luwu.monitor.watch`'s. The live page shows the same sections: `sections_html` is
-the part of the page that changes.
+Its document is `luwu.monitor.watch`'s.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from luwu.report.table import grouped_rows, job_text, notes, spread
 from luwu.report.verdict import verdict
 
 PAGE: Final = "report.html.j2"
-LIVE: Final = "live.html.j2"
 SECTIONS: Final = "sections.html.j2"
 _OWNERS: Final = {"worker": "blue", "switch": "orange", "node": "green"}
 
@@ -38,22 +36,12 @@ def report_html(document: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def live_html(document: Mapping[str, Any], sections: str) -> str:
-    """The page that fetches the sections of a run under way; see `luwu.monitor.serve`."""
-    return (
-        environment()
-        .get_template(LIVE)
-        .render(title=_title(document), style=style_sheet(), sections=Markup(sections))
-    )
-
-
 def sections_html(document: Mapping[str, Any]) -> str:
     """All of the page but its head, its title and the JSON."""
     comparison, steps = document["comparison"], document["steps"]
     arms = comparison["arms"] if comparison else []
     return environment().get_template(SECTIONS).render(
         document=document,
-        title=_title(document),
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"]),
