@@ -6,7 +6,7 @@ Metric:  messages, bytes of their headers and of their payloads in one step, as 
          cpu       CPU time in a step of the threads that send and receive: those of a NIC each,
                    of the switch (its sums are in it) and of the node, and libzmq's
 Arms:    `one` chunk in each message, and `auto`: the extent that follows from the budget
-Cases:   the job of `luwu compare --preset demo`, and 25 M parameters with a budget of the whole
+Cases:   the job of `make demo`, and 25 M parameters with a budget of the whole
          state, a half and an eighth of it, with the chunk that follows from it. Large budgets give
          chunks of a MiB and more, which travel alone; so there is a state in chunks of 64 KiB too
 Checked: what all processes sent they received; weights are those of torch's AdamW, bit for bit
@@ -40,7 +40,6 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
-from luwu.commands.compare import demo_budget_bytes
 from luwu.commands.estimate import own_job
 from luwu.estimate.script import script_job
 from luwu.launch.local_cluster import LocalCluster
@@ -104,8 +103,7 @@ def cases(transport: str, *, smoke: bool) -> Iterator[Case]:
     """See the module."""
     shape = {"layers": "2"} if smoke else {}
     demo = {"transport": transport, **shape}
-    budget = demo_budget_bytes(resolve(flags=demo, environ={}).config)
-    yield _case("demo", {**demo, "memory_budget": f"{budget}B"}, _demo_layout)
+    yield _case("demo", {**demo, "memory_budget": "1270KiB"}, _demo_layout)
     params = SMOKE_PARAMS if smoke else PARAMS
     job = Job(params=params, workers=WORKERS)
     title = f"blocks of {harness.format_count(params)}"

@@ -23,12 +23,11 @@ Packages, the lowest layer first (docs/architecture.md has the picture and the r
     training/      `fully_shard`, hooks, state dicts: everything that knows torch modules
     checkpoint/    export and import of a state
     optim/         optimizers that a script constructs
-    activations.py activations on disk between forward and backward
     launch/        processes of a run
-    monitor/       what a run does and did: its status, its report, its live page
+    monitor/       what a run does and did: its status, its report
     engines/       other programs that place processes on hosts: Ray
     integrations/  training loops of other libraries
-    estimate/      what a job needs before it runs, and what limited its steps
+    estimate/      what a job needs before it runs
     compare/       arms side by side
     commands/      the `luwu` command
     testing/       clusters for tests, the pytest plugin

@@ -34,6 +34,7 @@ from packaging.utils import canonicalize_name
 
 from luwu.base.own import DISTRIBUTION
 from tests.api import PROJECT, ROOT
+from tests.helpers.command_line import demo
 
 BYTES_MAX: Final = 20_000_000
 """Of an install without torch, what torch requires, and numpy, which takes three times as much."""
@@ -131,8 +132,8 @@ def checks(python: str, place: Path, torch: str, made: Sequence[Path]) -> Iterat
     yield "wheel installed"
     version = rf"^luwu {re.escape(PROJECT['version'])}, python [\d.]+"
     yield _find(version, [luwu, "--version"], work)
-    demo = [luwu, "compare", "--preset", "demo"]
-    yield "demo: " + _find(r"end with the same weights, bit for bit", demo, work)
+    same = r"end with the same weights, bit for bit"
+    yield "demo: " + _find(same, [luwu, *demo()], work)
     yield "two workers: " + _find(r"step 59 loss \S+", [*train, "first", "train.py"], work)
     yield from _contents(site)
 

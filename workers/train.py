@@ -19,7 +19,6 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,7 +143,7 @@ def report(arm: Arm, recorder: Recorder, options: Options, progress: Progress, s
     since = max(arm.first_step, step - options.log_every + 1)
     recent = [progress.step_seconds[k] for k in range(since, step + 1)]
     tokens = len(recent) * arm.world_size * options.batch * options.context
-    memory = memory_bytes("VmHWM")
+    memory = progress.private_bytes_max
     loss, grad_norm = progress.loss[step], progress.grad_norm.get(step, math.nan)
     arm.log(loss=loss, grad_norm=grad_norm)
     recorder.event(
@@ -181,7 +180,6 @@ def write_result(
         "finish_seconds": progress.finish_seconds,
         "aborts_count": progress.aborts_count,
         "tokens": len(steps) * tokens_per_step,
-        "peak_rss_bytes": memory_bytes("VmHWM"),
         "private_bytes_max": progress.private_bytes_max,
         "device_bytes_max": torch.cuda.max_memory_allocated(arm.device) if cuda else None,
         "parameters_count": arm.parameters_count(),
@@ -200,18 +198,6 @@ def write_result(
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-
-
-def memory_bytes(name: str) -> int | None:
-    """A field of `/proc/self/status`, such as VmHWM (the peak of resident memory)."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    for line in status.splitlines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 def _printed(options: Options, step: int) -> bool:

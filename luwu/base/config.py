@@ -1,6 +1,6 @@
 """The configuration of a run: one table of keys, read from four places in one order.
 
-    defaults  <  preset  <  TOML file (`--config FILE` or LUWU_CONFIG)  <  LUWU_<KEY>  <  flags
+    defaults  <  TOML file (`--config FILE` or LUWU_CONFIG)  <  LUWU_<KEY>  <  flags
 
 A key has one name everywhere: `memory_budget` in the file, LUWU_MEMORY_BUDGET in the environment,
 `--memory-budget` on the command line. Its value is a text with the same units in all of them, read
@@ -50,8 +50,8 @@ LOSS_POLICIES: Final = ("stop", "wait", "drop")
 
 ALL: Final = ("compare", "run", "up")
 COMPARE: Final = ("compare",)
-HERE: Final = ("compare", "run")
 JOINING: Final = ("run", "up")
+PLANNED: Final = (*JOINING, "estimate")
 RUN: Final = ("run",)
 UP: Final = ("up",)
 
@@ -134,7 +134,7 @@ class RunConfig:
     state: Path | None = _key(None, path, "DIR", ALL, RECORDS,
         "directory of the training state (default: luwu-state; compare: the run directory)",
         roles=NODE)
-    resume: bool = _key(False, boolean, "true|false", ALL, RECORDS,
+    resume: bool = _key(False, boolean, "true|false", PLANNED, RECORDS,
         "continue from the last step in --state", roles=NODE)
     durability: str = _choice("step", ("step", "process", "none"), ALL, RECORDS,
         "failures that a decided step survives: power loss, the end of any process, or none",
@@ -180,7 +180,7 @@ class RunConfig:
         "ranks")
     engine: str = _choice("local", ("local", "ray"), RUN, HOSTS,
         "what starts and watches the processes: this command, or Ray (needs luwu-emulator[ray])")
-    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", (*JOINING, "estimate"), HOSTS,
+    hosts: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", PLANNED, HOSTS,
         "number of hosts that share the workers evenly, each with a switch of its own; run: only "
         "with Ray",
         roles=BOTH)
@@ -199,16 +199,16 @@ class RunConfig:
         "allow addresses off loopback without keys, on a trusted network; run: only with Ray")
     restarts: int = _key(3, whole(0), "N", ALL, LOSSES,
         "maximum number of restarts of a crashed switch or node", roles=BOTH)
-    worker_restarts: int | None = _key(None, whole(0), "N", HERE, LOSSES,
+    worker_restarts: int | None = _key(None, whole(0), "N", ("run", "estimate"), LOSSES,
         "maximum number of restarts after a worker is lost, each of which replays the step; with "
         "on_worker_loss stop, of all workers on its host (default: 0), else of the lost one (wait: "
         "3, drop: 0)")
-    on_worker_loss: str = _choice("stop", LOSS_POLICIES, ALL, LOSSES,
+    on_worker_loss: str = _choice("stop", LOSS_POLICIES, PLANNED, LOSSES,
         "when a worker is lost: end the run, restart it while the others wait, or drop it",
         roles=BOTH)
-    drop_after: float = _key(10.0, seconds, "TIME", ALL, LOSSES,
+    drop_after: float = _key(10.0, seconds, "TIME", PLANNED, LOSSES,
         "drop a worker that has been missing, or late, for this long", roles=BOTH)
-    workers_min: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", ALL, LOSSES,
+    workers_min: int = _key(1, whole(1, WORLD_SIZE_MAX), "N", PLANNED, LOSSES,
         "minimum number of workers; with fewer, the job waits until dropped workers return",
         roles=BOTH)
     workers_max: int | None = _key(None, whole(1, WORLD_SIZE_MAX), "N", UP, LOSSES,
@@ -326,24 +326,17 @@ def value_text(name: str, value: object) -> str | None:
 
 
 def resolve(
-    *,
-    flags: Mapping[str, str],
-    environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    preset: Mapping[str, str] | None = None,
-    preset_name: str = "",
+    *, flags: Mapping[str, str], environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Resolved:
     """Read all places, in order. Raises ConfigError.
 
-    `flags` and `preset` map keys to texts; `file` is that of `--config`.
+    `flags` maps keys to texts; `file` is that of `--config`.
     """
     environ = os.environ if environ is None else environ
     given = dict(flags) if file is None else {**flags, "config": str(file)}
     if file is None and environ.get("LUWU_CONFIG"):
         file = Path(environ["LUWU_CONFIG"]).expanduser()
     texts: dict[str, tuple[str, str, str]] = {}  # key -> (text, name for messages, origin)
-    for name, text in (preset or {}).items():
-        texts[name] = (text, f"preset {preset_name}: {name}", f"preset {preset_name}")
     for name, text in (_read_file(file) if file is not None else {}).items():
         texts[name] = (text, f"{file}: {name}", f"file {file}")
     for name, text in _read_environment(environ).items():

@@ -68,16 +68,25 @@ def check_absent(path: Path) -> None:
 
 def check_space(path: Path, needed: int) -> None:
     """Raises StoreFullError unless the disk that is to hold `path` has so many bytes free."""
-    parent = path.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    disk = os.statvfs(parent)
-    free = disk.f_bavail * disk.f_frsize
+    free = free_bytes(path)
     if free < needed:
         raise StoreFullError(
             f"{path}: {format_bytes(needed)} are needed, {format_bytes(free)} are free on the disk "
-            f"of {parent}. Free some space or name another disk."
+            f"of {_existing(path)}. Free some space or name another disk."
         )
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that are free on the disk that holds `path`, or is to hold it."""
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _existing(path: Path) -> Path:
+    """The path itself, or the directory above it that exists."""
+    place = path.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
 
 
 def lock_building(building: Path) -> int:
@@ -126,10 +135,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def memory_kind(directory: Path) -> str | None:
     """tmpfs or ramfs where a directory is, or will be made, in memory; else None."""
-    place = directory.absolute()
-    while not place.exists():
-        place = place.parent
-    device = place.stat().st_dev
+    device = _existing(directory).stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()

@@ -16,7 +16,6 @@ import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -73,27 +72,6 @@ def own_module(module: str) -> list[str]:
     """The arguments of `python` that run one of our modules."""
     assert module.partition(".")[0] in PACKAGES
     return ["-m", "luwu.base.own", module]
-
-
-def found_first(module: str, path: Sequence[str]) -> tuple[str, bool] | None:
-    """The package that Python would find on a path in place of ours, and if it has the module.
-
-    None where the module is not named as one of ours is, or where ours is what is found.
-    """
-    package, *rest = module.split(".")
-    if package not in PACKAGES:
-        return None
-    spec = PathFinder.find_spec(package, path)
-    if spec is None or str(BESIDE / package) in (spec.submodule_search_locations or []):
-        return None
-    found = spec.origin or str(next(iter(spec.submodule_search_locations or [""])))
-    for name in rest or ["__main__"]:
-        places = spec.submodule_search_locations
-        below = None if places is None else PathFinder.find_spec(f"{package}.{name}", list(places))
-        if below is None:
-            return found, False
-        spec = below
-    return spec.origin or found, True
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -5,7 +5,7 @@
     document.py      luwu.json: what the files do not contain
     export_state.py  state -> files
     import_state.py  files -> state
-    origin.py        what an import takes, and from where
+    origin.py        the files of an export, verified as they are read
     snapshot.py      a copy of a state that is itself a state
     refill.py        the directory of a lost node, from its replicas
     copying.py       a new store that begins with a version of another

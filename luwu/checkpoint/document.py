@@ -55,17 +55,6 @@ class ExportDocument:
     digests: dict[str, str] = field(default_factory=dict)
     attached: dict[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def of_fresh(cls, description: Description) -> ExportDocument:
-        """That of weights alone, with which a job begins at step 0."""
-        return cls(
-            description=description,
-            record=DecidedStep(version=0, attempt=0),
-            attempt=0,
-            updates=tuple(0 if p.trainable else None for p in description.layout.parameters),
-            has_optimizer=False,
-        )
-
     @property
     def step(self) -> int:
         """Decided steps."""
@@ -107,18 +96,18 @@ class ExportDocument:
         return json.dumps(document, indent=1) + "\n"
 
 
-def read_document(directory: Path, *, is_whole: bool = True) -> ExportDocument:
-    """The document of an export. Raises: ConfigError if there is none; DamagedFileError.
+def read_document(directory: Path) -> ExportDocument:
+    """The document of an export, whose files are not smaller than what it describes.
 
-    `is_whole`: its files must be there too, and not be smaller than what is described.
+    Raises: ConfigError if there is none; DamagedFileError.
     """
     path = directory / FILE
     try:
         text = read_file(path)
     except OSError as exc:
         raise ConfigError(
-            f"{directory} was not written by luwu export ({FILE}: {exc.strerror}). For weights "
-            "from elsewhere name a state or an export with the same model: --like"
+            f"{directory} was not written by luwu export ({FILE}: {exc.strerror}). Weights from "
+            "elsewhere are loaded in a script: luwu.load_pretrained"
         ) from exc
     try:
         values = parse_json(text)
@@ -131,8 +120,7 @@ def read_document(directory: Path, *, is_whole: bool = True) -> ExportDocument:
             f"version {VERSION}; use the program that wrote it"
         )
     try:
-        if is_whole:
-            _check_size(values["description"], directory)
+        _check_size(values["description"], directory)
         return _parse(values)
     except (LuwuError, *MALFORMED) as exc:
         raise DamagedFileError(f"{path} is damaged: {exc!s:.400}. Get the export again.") from exc

@@ -1,7 +1,4 @@
-"""Safetensors files -> a state directory, page by page; the state appears as a whole or not at all.
-
-    an export       the state it was made from: weights, optimizer state, counts, the step's record
-    weights alone   a fresh state at step 0 with these weights, for the model of another state
+"""An export -> the state it was made from, page by page; it appears as a whole or not at all.
 
 The files are checked before anything is made. Pages are put together in a bounded number of
 buffers, from slices of the files, and written by a few threads. At the end the weights are read
@@ -15,7 +12,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -23,18 +19,14 @@ from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.directories import check_absent, check_space, making_directory
 from luwu.base.errors import DamagedFileError
 from luwu.checkpoint.copying import check_running, making_store
-from luwu.checkpoint.document import ExportDocument, read_document
 from luwu.checkpoint.origin import OriginFiles, exact_document
 from luwu.checkpoint.read_ahead import THREADS_COUNT, buffers_count
-from luwu.checkpoint.source import description_of
 from luwu.layout import SUM_BYTES
 from luwu.wire.description import Description
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.kernels.narrow import widen
 from switch_emu.node.pages import field_view, store_config, store_values, weights_digest
 from switch_emu.store import FilePageStore, PageKind, StoreConfig, aligned_buffer, store_disk_bytes
-from switch_emu.store.directory import read_config
-from switch_emu.store.striped import node_count_of, node_directory, present_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +43,20 @@ class Imported:
 
 
 def import_state(
-    source: Path, state: Path, *, like: Path | None = None, chunk_bytes: int | None = None,
+    source: Path, state: Path, *, chunk_bytes: int | None = None,
     memory_budget_bytes: int | None = None, should_stop: Callable[[], bool] = lambda: False,
 ) -> Imported:  # fmt: skip
-    """Make the state directory `state`, which must not exist, from the files in `source`.
+    """Make the state directory `state`, which must not exist, from the export in `source`.
 
-    `like`: a state directory or an export with the same model; the weights are then taken from any
-    safetensors, and the optimizer starts afresh at step 0. `chunk_bytes`: None: as it was there.
-    `memory_budget_bytes`: for buffers; None: 256 MiB.
+    `chunk_bytes`: None: as it was there. `memory_budget_bytes`: for buffers; None: 256 MiB.
     Raises: ConfigError; DamagedFileError; StoreFullError; Interrupted.
     """
     started_ns = SYSTEM_CLOCK.now_ns()
     check_absent(state)
-    if like is None:
-        document = exact_document(source)
-    else:
-        document = ExportDocument.of_fresh(description_at(like))
+    document = exact_document(source)
     description = _with_chunk(document.description, chunk_bytes)
     config = store_config(description)
-    with OriginFiles(source, document, owner="this export" if like is None else str(like)) as files:
+    with OriginFiles(source, document) as files:
         buffers_count = page_buffers(config, memory_budget_bytes or 256 * 1024**2)
         check_space(state, store_disk_bytes(config))
         with making_directory(state) as new:
@@ -80,7 +67,7 @@ def import_state(
                 files.check_digests()
             with FilePageStore.open(new, read_only=True) as store:
                 digest = weights_digest(store, description.layout)
-            if document.is_exact and digest != document.weights_digest:
+            if digest != document.weights_digest:
                 raise DamagedFileError(
                     f"{source}: the weights have the digest {digest}, the export records "
                     f"{document.weights_digest:.80}; it changed after it was written. Get it again."
@@ -95,16 +82,6 @@ def import_state(
     )
 
 
-def description_at(path: Path) -> Description:
-    """The job of a state directory, at rest or not, or of an export. Raises ConfigError."""
-    count = node_count_of(path)
-    if count is not None:
-        present = (0,) if count == 1 else present_nodes(path)[1]
-        configs = {n: read_config(node_directory(path, n, count)) for n in present}
-        return description_of(configs, path)
-    return read_document(path, is_whole=False).description
-
-
 def _with_chunk(description: Description, chunk_bytes: int | None) -> Description:
     """The same job cut otherwise; a state that is imported is always that of one node."""
     layout = replace(description.layout, optimizer_nodes=1)
@@ -113,17 +90,14 @@ def _with_chunk(description: Description, chunk_bytes: int | None) -> Descriptio
     return replace(description, layout=layout)
 
 
-SCRATCH_BYTES: Final = 512 * 1024
-"""Working memory in which narrow values are widened."""
-
-
 def page_buffers(config: StoreConfig, budget_bytes: int) -> int:
     """How many pages a budget pays for. Raises ConfigError."""
     record_bytes = max(kind.record_bytes for kind in config.kinds)
-    beside_bytes = SCRATCH_BYTES
-    if any(field.dtype in ("bfloat16", "int8") for kind in config.kinds for field in kind.fields):
-        beside_bytes += SUM_BYTES * max(config.page_elems)  # values before they are narrowed
-    return buffers_count(budget_bytes, record_bytes, beside_bytes=beside_bytes)
+    is_narrow = any(
+        field.dtype in ("bfloat16", "int8") for kind in config.kinds for field in kind.fields
+    )
+    wide_bytes = SUM_BYTES * max(config.page_elems) if is_narrow else 0  # before they are narrowed
+    return buffers_count(budget_bytes, record_bytes, beside_bytes=wide_bytes)
 
 
 def _write_pages(

@@ -1,4 +1,4 @@
-"""The origin of an import: an export as a whole, or weights from any safetensors."""
+"""The origin of an import: an export as a whole."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from luwu.base.foreign import read_file
 from luwu.base.limits import KEEP_PIECES_MAX
 from luwu.checkpoint.document import ExportDocument, attached_name, read_document
 from luwu.checkpoint.export_state import MODEL, OPTIMIZER
-from luwu.tensor_files.directory import (
-    WIDENED,
-    F32Array,
-    TensorDirectory,
-    check_tensors,
-    has_tensors,
-)
+from luwu.tensor_files.directory import F32Array, TensorDirectory, check_tensors, has_tensors
 from luwu.wire.stored import STEP, WEIGHT, state_tensors
 
 
@@ -35,25 +29,21 @@ def exact_document(source: Path) -> ExportDocument:
         else f"with weights in {document.dtype:.40}"
     )
     raise ConfigError(
-        f"{source} was exported {lacks}, so training cannot continue from it. To start "
-        f"again from its weights, at step 0: add --like {source}"
+        f"{source} was exported {lacks}, so training cannot continue from it. To start again from "
+        f"its weights, at step 0: luwu.load_pretrained(model, {str(source)!r}) in the script"
     )
 
 
 class OriginFiles(Closing):
-    """The files of an origin, checked against it; their values, slice by slice, in float32."""
+    """The files of an export, checked against its document; their values, slice by slice."""
 
-    def __init__(self, source: Path, document: ExportDocument, *, owner: str) -> None:
-        """`document`: of an export, whose values are verified, or of what is to begin with weights
-        from elsewhere; `owner`: what wants the tensors, for people.
-
-        Raises: ConfigError, StateError.
-        """
+    def __init__(self, source: Path, document: ExportDocument) -> None:
+        """Raises: ConfigError, StateError."""
         self.document, self._source = document, source
         parameters = document.description.layout.parameters
         self._names = {(WEIGHT, index): each.name for index, each in enumerate(parameters)}
         """(field, parameter) -> its tensor; what has none starts as zeros."""
-        for index, count in enumerate(document.updates if document.is_exact else ()):
+        for index, count in enumerate(document.updates):
             for name, field in state_tensors(document.description, index, count):
                 self._names[field, index] = name
         self._hashes: dict[str, Any] = {}
@@ -61,7 +51,7 @@ class OriginFiles(Closing):
         self._weights = TensorDirectory(source, MODEL)
         self._state: TensorDirectory | None = None
         try:
-            self._check(owner)
+            self._check()
         except BaseException:
             self.close()
             raise
@@ -77,8 +67,7 @@ class OriginFiles(Closing):
         files = self._weights if field_name == WEIGHT else self._state
         assert files is not None
         files.read_float32(name, start, into)
-        if self.document.is_exact:
-            self._hash(name, into, start + into.size == files.tensors[name].elems)
+        self._hash(name, into, start + into.size == files.tensors[name].elems)
 
     def check_digests(self) -> None:
         """Every tensor that was begun was read to its end."""
@@ -122,25 +111,24 @@ class OriginFiles(Closing):
                 f"{expected!s:.40}: it changed after it was written. Get the export again."
             )
 
-    def _check(self, owner: str) -> None:
+    def _check(self) -> None:
         parameters = self.document.description.layout.parameters
         check_tensors(
             self._weights.tensors,
             {parameter.name: parameter.shape for parameter in parameters},
             place=str(self._source),
-            dtypes=("F32",) if self.document.is_exact else WIDENED,
-            owner=owner,
+            dtypes=("F32",),
+            owner="this export",
         )
         wanted = {
             name: () if each == STEP else parameters[index].shape
             for (each, index), name in self._names.items()
             if each != WEIGHT
         }
-        # Without an export the optimizer starts afresh, whatever files are there.
-        if not wanted and not (self.document.is_exact and has_tensors(self._source, OPTIMIZER)):
+        if not wanted and not has_tensors(self._source, OPTIMIZER):
             return
         self._state = TensorDirectory(self._source, OPTIMIZER)
         check_tensors(
             self._state.tensors, wanted, place=f"{self._source} (the optimizer's files)",
-            dtypes=("F32",), owner=owner,
+            dtypes=("F32",), owner="this export",
         )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,11 +9,11 @@ from typing import Final
 import click
 
 from luwu.base.config import KEYS, Resolved, RunConfig
-from luwu.base.directories import RUNS_DIRECTORY
+from luwu.base.directories import RUNS_DIRECTORY, free_bytes
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands import form
-from luwu.commands.run import check_script, own_script
+from luwu.commands.run import check_script
 from luwu.launch.network import links_of
 from luwu.launch.serving import decide_sizes, node_plan, state_directory
 
@@ -45,13 +44,9 @@ def run(resolved: Resolved, script: tuple[str, ...]) -> int:
     sizes = decide_sizes(config, config.state)
     node_plan(config, sizes)  # raises for a budget that is too small, before the script runs
     state = state_directory(config, RUNS_DIRECTORY / "state")
-    command = own_script([*script], lambda _: None) if script else own_job(config)
+    command = [*script] if script else own_job(config)
     job = job_of(config, sizes, script_job(command, config, sizes), state)
-    free_bytes = None
-    if state is not None:
-        folder = next(each for each in state.absolute().parents if each.is_dir())
-        free_bytes = shutil.disk_usage(folder).free
-    found = estimate(job, free_bytes)
+    found = estimate(job, None if state is None else free_bytes(state))
     document = {
         "schema": SCHEMA,
         "estimate": found.document(),

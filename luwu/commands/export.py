@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +9,6 @@ import click
 
 from luwu.base.dtypes import WIRE_DTYPES
 from luwu.base.errors import ConfigError
-from luwu.base.json_file import read_json
 from luwu.base.parsers import path
 from luwu.base.quantities import format_bytes, parse_bytes
 from luwu.commands import form
@@ -117,35 +114,10 @@ def source_of(where: str, verb: str) -> RestingState | RunningState:
     try:
         return RestingState(path)
     except ConfigError as error:
-        run = run_of(path) if error.code == IN_USE else None
-        if run is None:
+        if error.code != IN_USE:
             raise
-        text = f"{error} Of a job that is running name its run directory: luwu {verb} {run} OUT"
+        text = f"{error} Of a job that is running name its run directory: luwu {verb} RUN_DIR OUT"
         raise ConfigError(text, code=error.code) from error
 
 
-IN_USE = "E204"
-
-
-def run_of(state: Path) -> Path | None:
-    """The directory of a run on this host whose node keeps this state, or a part of it."""
-    wanted = state.resolve()
-    for config in _node_configs():
-        document = read_json(config)
-        kept = None if document is None else document["spec"].get("state")
-        if kept is not None and wanted in (Path(kept).resolve(), Path(kept).resolve().parent):
-            return config.parent.parent
-    return None
-
-
-def _node_configs() -> Iterator[Path]:
-    """The specifications of the nodes that run on this host."""
-    for entry in os.listdir("/proc"):
-        if not entry.isdecimal():
-            continue
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"switch_emu" in words and b"node" in words and b"--config" in words:
-            yield Path(os.fsdecode(words[words.index(b"--config") + 1]))
+IN_USE: Final = "E204"

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from luwu.base.config import KEYS, Key, resolve, value_text
 from luwu.base.errors import ConfigError, LuwuError, suggestion
 from luwu.base.parsers import Parser, boolean, path
-from luwu.commands.table import VERBS, module_of
+from luwu.commands.table import module_of
 
 WIDTH: Final = 80
 SETTINGS: Final[dict[str, Any]] = {
@@ -60,15 +59,6 @@ class Value(click.ParamType):
             return value
         return self._parse(value, param.opts[-1])
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """The words that it may be, or files."""
-        if "FILE" in self._shape or "DIR" in self._shape or "RUN" in self._shape:
-            return [CompletionItem(incomplete, type="file")]
-        words = [word for word in self._shape.split("|") if word.islower()]
-        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
 
 class KeyFlag(click.Option):
     """A flag that is a key: a command is given the texts of all of these together."""
@@ -98,7 +88,7 @@ def keys_of(*verbs: str) -> list[str]:
 
 
 def _show_help(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
+    if value:
         click.echo(ctx.get_help())
         ctx.exit()
 
@@ -167,10 +157,8 @@ class Command(Form):
 
     def __init__(
         self, name: str, *, params: list[click.Parameter], examples: Sequence[str],
-        keys: Iterable[str] = (), presets: Mapping[str, Mapping[str, str]] | None = None,
-        **settings: Any,
+        keys: Iterable[str] = (), **settings: Any,
     ) -> None:  # fmt: skip
-        """`presets`: values of keys by the names that its --preset takes."""
         own = {spelling for each in params for spelling in each.opts}
         of_keys = [KeyFlag.of(KEYS[key]) for key in keys if KEYS[key].flag not in own]
         general = GENERAL if of_keys else GENERAL[1:]
@@ -178,16 +166,16 @@ class Command(Form):
             name, params=[*params, *of_keys, *general], context_settings=SETTINGS,
             add_help_option=False, options_metavar="[flags]", **settings,
         )  # fmt: skip
-        self.examples, self._presets, self._has_keys = examples, presets or {}, bool(of_keys)
+        self.examples, self._has_keys = examples, bool(of_keys)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Take a command line apart. Raises ConfigError."""
-        rest = super().parse_args(ctx, self._in_its_form(ctx, args))
-        if rest and not ctx.resilient_parsing:
+        rest = super().parse_args(ctx, self._in_its_form(args))
+        if rest:
             raise ConfigError(f"{rest[0]!r} is too much; {usage(ctx)}")
         return rest
 
-    def _in_its_form(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+    def _in_its_form(self, args: Sequence[str]) -> list[str]:
         """What click does not take: `--x false`, and -m as the beginning of a script.
 
         Raises ConfigError if a value is missing, or there is one too many.
@@ -212,8 +200,6 @@ class Command(Form):
                 continue
             if not option.is_flag:
                 if not equals and not (waiting and not waiting[0].startswith("--")):
-                    if ctx.resilient_parsing:
-                        continue
                     raise ConfigError(f"{token} needs a value after it")
                 taken += [] if equals else [waiting.pop(0)]
             elif isinstance(option, KeyFlag) and name in option.opts:
@@ -249,17 +235,7 @@ class Command(Form):
     def take(self, ctx: click.Context, texts: Mapping[str, str]) -> None:
         """Pass the texts of keys on to the command. Raises ConfigError."""
         if self._has_keys:
-            preset = ctx.params.get("preset") or ""
-            if preset and preset not in self._presets:
-                raise ConfigError(
-                    f"--preset: {preset!r} is not one of {', '.join(self._presets)}"
-                    f"{suggestion(preset, self._presets)}",
-                    code="E201",
-                )
-            ctx.params["resolved"] = resolve(
-                flags=texts, file=ctx.params.pop("config"),
-                preset=self._presets.get(preset), preset_name=preset,
-            )  # fmt: skip
+            ctx.params["resolved"] = resolve(flags=texts, file=ctx.params.pop("config"))
 
 
 def command(
@@ -308,7 +284,7 @@ class Commands(Form, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name. Raises ConfigError."""
         found = super().get_command(ctx, cmd_name)
-        if found is None and not ctx.resilient_parsing:
+        if found is None:
             raise ConfigError(
                 f"{cmd_name!r} is not one of {', '.join(self.commands)}"
                 f"{suggestion(cmd_name, self.commands)}; {ctx.command_path} --help",
@@ -324,14 +300,6 @@ class _Luwu(click.Group):
         """That of a module."""
         found: click.Command = module_of(cmd_name).run
         return found
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands of the table."""
-        return [
-            CompletionItem(name, help=text)
-            for name, text in VERBS.items()
-            if name.startswith(incomplete)
-        ]
 
 
 LUWU: Final = _Luwu("luwu")

@@ -1,4 +1,4 @@
-"""`luwu import`: a state directory from an export, or from weights in safetensors."""
+"""`luwu import`: a state directory from an export."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ from luwu.commands.export import SIZE
 from luwu.launch.processes.stopping import stop_requests
 
 
-@form.command(
-    "import",
-    "luwu import gpt-export --state gpt-state",
-    "luwu import hub-model --state tuned-state --like luwu-state",
-)
+@form.command("import", "luwu import gpt-export --state gpt-state")
 @click.argument("source", type=form.Value("SRC_DIR", path))
 @click.option(
     "--state", type=form.Value("DIR", path), required=True, help="state directory to create"
 )
-@click.option("--like", type=form.Value("DIR", path), help="state or export of the same model")
 @click.option("--chunk", type=SIZE, help="chunk size (default: as exported)")
 @click.option("--memory-budget", type=SIZE, help="memory for buffers (default: 256MiB)")
 @form.JSON
 def run(
-    source: Path, state: Path, like: Path | None, chunk: int | None, memory_budget: int | None,
-    as_json: bool,
+    source: Path, state: Path, chunk: int | None, memory_budget: int | None, as_json: bool
 ) -> int:  # fmt: skip
     """Create the state directory DIR from SRC_DIR, which luwu export wrote; training continues at
-    its step, with any number of workers. With --like, SRC_DIR may hold any weights in safetensors
-    (in Hugging Face's layout); training starts with them at step 0."""
+    its step, with any number of workers."""
     from luwu.checkpoint.import_state import import_state
 
     with stop_requests() as should_stop:
         found = import_state(
-            source, state, like=like, chunk_bytes=chunk, memory_budget_bytes=memory_budget,
+            source, state, chunk_bytes=chunk, memory_budget_bytes=memory_budget,
             should_stop=should_stop,
         )  # fmt: skip
     document = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
-import os
 import select
 import sys
 from collections.abc import Sequence
@@ -21,8 +20,6 @@ from luwu.base.libc import keep_one_arena
 from luwu.base.torch_import import expect_torch
 from luwu.commands.table import VERBS, overview
 
-COMPLETION: Final = "_LUWU_COMPLETE"
-"""The variable by which click is asked for a script of a shell, and by it for completions."""
 NOTHING_MORE: Final = ("E200",)
 """Codes of which `luwu explain` has nothing to add to the message."""
 SAID_CHARS_MAX: Final = 3000
@@ -72,12 +69,6 @@ def _is_closed(stream: IO[str]) -> bool:
 
 
 def _run(tokens: list[str]) -> int:
-    if COMPLETION in os.environ:
-        from click.shell_completion import shell_complete
-
-        from luwu.commands.form import LUWU
-
-        return shell_complete(LUWU, {}, "luwu", COMPLETION, os.environ[COMPLETION])
     if tokens in ([], ["help"]) or tokens[0] in ("-h", "--help"):
         print(overview())
         return 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from luwu.base.clock import utc_text
 from luwu.base.config import Resolved
@@ -40,14 +39,17 @@ def keep_failure(run_directory: RunDirectory, error: LuwuError) -> None:
     keep_report(run_directory)
 
 
-def keep_report(run_directory: RunDirectory) -> Path | None:
-    """Write the report of a run that has just ended; None, and a warning, if that cannot be."""
+def keep_report(run_directory: RunDirectory) -> dict[str, Any] | None:
+    """Write the report of a run that has just ended; its document, or None and a warning if that
+    cannot be."""
     from luwu.monitor.watch import Watch
     from luwu.report.page import write_report
 
     path = run_directory.file(REPORT_FILE)
     try:
-        return write_report(path, Watch(run_directory).document())
+        document = Watch(run_directory).document()
+        write_report(path, document)
+        return document
     except (OSError, ConfigError) as error:
         print_if_possible(f"luwu: no report in {path}: {error}")
         return None

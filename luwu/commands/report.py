@@ -11,7 +11,6 @@ from luwu.base.foreign import taking
 from luwu.base.parsers import path
 from luwu.commands import form
 from luwu.commands.outcome import REPORT_FILE
-from luwu.estimate.steps import steps_lines
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
 from luwu.report.page import write_report
@@ -33,8 +32,6 @@ def run(run_dir: Path | None, is_opened: bool, as_json: bool) -> int:
         text = "\n".join(verdict(document))
         if document["comparison"]:
             text = table_text(document["comparison"]) + "\n\n" + text
-        elif document["measured"]:
-            text += "\n" + "\n".join(steps_lines(document["measured"]))
     if as_json:
         form.print_json(document)
     else:

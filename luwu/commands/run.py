@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
-from luwu.base.own import found_first, needs, own_module
+from luwu.base.own import needs
 from luwu.base.tree import parse_ranks, tree_of_hosts
 from luwu.commands import form
-from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
+from luwu.commands.outcome import (
+    REPORT_FILE,
+    keep_failure,
+    keep_report,
+    write_outcome,
+    write_resolved,
+)
 from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.agent import Share
 from luwu.launch.nodes import fold_nodes
@@ -70,7 +75,7 @@ def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
     console = Console(sys.stderr, details=verbose, log=run_directory.log(LAUNCHER))
     write_resolved(run_directory, resolved, "run")
     console.detail(f"run directory {run_directory.path}")
-    command = own_script([*script], console.detail)
+    command = [*script]
     if config.engine == "ray":
         _run_by_ray(run_directory, resolved, command, console)
         write_outcome(run_directory, 0, "finished")
@@ -81,10 +86,9 @@ def run(resolved: Resolved, verbose: bool, script: tuple[str, ...]) -> int:
     said = ending(run_directory, config.state or STATE_DIRECTORY, first)
     if said is not None:
         console.say(said)
-    _say_steps(run_directory, console)
-    report = keep_report(run_directory)
-    if report is not None:
-        console.say(f"report  {report}")
+    document = keep_report(run_directory)
+    if document is not None:
+        _say_report(run_directory, document, console)
     return 0
 
 
@@ -220,25 +224,15 @@ def _say_joined(
     say_security(console, connection)
 
 
-def _say_steps(run_directory: RunDirectory, console: Console) -> None:
-    """Say what the steps took and what bound them, and keep it.
+def _say_report(
+    run_directory: RunDirectory, document: Mapping[str, Any], console: Console
+) -> None:  # fmt: skip
+    """Say where the report is, and, where a node of this command decided steps, what it says."""
+    from luwu.report.verdict import verdict
 
-    The run is over and its outcome is written, so a file that cannot be read is only reported.
-    """
-    from luwu.estimate.steps import FILE, steps_document, steps_lines
-
-    try:
-        document = steps_document(run_directory)
-    except ConfigError as error:
-        console.say(f"steps   not known: {error}")
-        return
-    if document is None:
-        return
-    run_directory.keep(run_directory.file(FILE), document)
-    verdict, *rest = steps_lines(document)
-    console.say(verdict)
-    for line in rest:
-        console.say(line)
+    for sentence in verdict(document) if document["steps"]["done"] else ():
+        console.say(sentence)
+    console.say(f"report  {run_directory.file(REPORT_FILE)}")
 
 
 def _join(
@@ -341,19 +335,3 @@ def check_script(script: Sequence[str]) -> None:
         raise ConfigError("no script to run: -m needs the name of a module after it")
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"there is no script {script[0]}; name a Python file, or -m MODULE")
-
-
-def own_script(script: list[str], say: Callable[[str], object]) -> list[str]:
-    """The script that workers run: of `-m workers.NAME`, ours unless the user has one."""
-    if script[0] != "-m":
-        return script
-    module = script[1]
-    found = found_first(module, [os.getcwd(), *sys.path])
-    if found is None:
-        return script
-    path, has_module = found
-    if has_module:
-        say(f"-m {module} is {path}; LuWu's own would be -m luwu.base.own {module}")
-        return script
-    say(f"-m {module} is LuWu's own: {path} has no such module")
-    return [*own_module(module), *script[2:]]

@@ -1,6 +1,6 @@
 """`luwu status`: what a run does, read from its directory: no process of the run is asked.
 
---serve shows it as a page, and --prometheus answers scrapes; both run until Ctrl-C.
+--prometheus answers scrapes until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -32,22 +32,15 @@ def _host_and_port(text: str, name: str) -> tuple[str, int]:
     return host, PORT(port, name)
 
 
-@form.command("status", "luwu status", "luwu status --serve 8080")
+@form.command("status", "luwu status", "luwu status --prometheus 9400")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
-@click.option(
-    "--serve",
-    type=form.Value("PORT", PORT),
-    help="serve a page at http://127.0.0.1:PORT that follows the run",
-)
 @form.JSON
 @click.option(
     "--prometheus",
     type=form.Value("[HOST:]PORT", _host_and_port),
     help="serve metrics to Prometheus",
 )
-def run(
-    run_dir: Path | None, serve: int | None, as_json: bool, prometheus: tuple[str, int] | None
-) -> int:  # fmt: skip
+def run(run_dir: Path | None, as_json: bool, prometheus: tuple[str, int] | None) -> int:
     """Show the processes of a run and its progress. RUN is the directory of a run; the default is
     the latest."""
     watched = Watch(RunDirectory.find(run_dir))
@@ -56,22 +49,17 @@ def run(
 
         host, port = prometheus
         host = host or loopback.host("or give --prometheus HOST:PORT")
-        return _until_stopped(host, "/metrics", serve_metrics(host, port, watched))
-    if serve is not None:
-        from luwu.monitor.serve import serve_page
-
-        host = loopback.host("or use watch luwu status")
-        return _until_stopped(host, "/", serve_page(host, serve, watched))
+        return _until_stopped(host, serve_metrics(host, port, watched))
     document = watched.document()
     with taking(watched.run.path):
         text = status_text(document)
     return form.show(document, text, as_json=as_json)
 
 
-def _until_stopped(host: str, path: str, served: tuple[int, Callable[[], None]]) -> int:
+def _until_stopped(host: str, served: tuple[int, Callable[[], None]]) -> int:
     port, close = served
     with stop_requests() as should_stop:
-        print(f"http://{loopback.bracketed(host)}:{port}{path}", flush=True)
+        print(f"http://{loopback.bracketed(host)}:{port}/metrics", flush=True)
         try:
             while not should_stop():
                 sleep(POLL_S)

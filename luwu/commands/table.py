@@ -27,7 +27,7 @@ GROUPS: Final = {
     },
     "State": {
         "export": "write a training state as safetensors",
-        "import": "make a training state from an export or from weights",
+        "import": "make a training state from an export",
         "snapshot": "copy a training state while training continues",
         "refill": "make a lost node's directory again, from the replicas of its pages",
         "verify": "check a training state for damage",

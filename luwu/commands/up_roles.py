@@ -40,10 +40,11 @@ from luwu.join.connection import Connection, file_of, join, switch_file, write_c
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import SwitchEnds, job_spec, node_spec
+from luwu.launch.roles import SwitchEnds, job_spec
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     add_leaf,
+    add_node,
     add_switch,
     connection_of,
     decide_sizes,
@@ -159,7 +160,7 @@ def _start_switch(up: Up) -> Connection:
         listen=config.bind or loopback.endpoint(),
         parent=node.node,
         more_parents=tuple(node.more_nodes),
-        files=_node_files(up, node.optimizer_nodes),
+        parent_files=_node_files(up, node.optimizer_nodes),
         advertise=config.advertise,
     )
     endpoint = add_switch(
@@ -194,26 +195,15 @@ def _start_node(up: Up) -> Connection:
     say_start(up.console, text, sizes)
     for line in sizes.lines:
         up.console.detail(line)
-    if state is not None and count > 1:
-        state.parent.mkdir(parents=True, exist_ok=True)
-        state.mkdir(mode=0o700, exist_ok=True)
     job = (config.job or new_job()) if before is None else before.job
     shared = job_spec(  # separate roles talk over tcp: there are no arenas
         config, job=job, chunk_bytes=sizes.chunk_bytes, extent_chunks=sizes.extent_chunks
     )
-    spec = node_spec(
-        config,
-        directory,
-        shared,
-        listen=config.bind or loopback.endpoint(),
-        advertise=config.advertise,
-        memory_budget_bytes=sizes.memory_budget_bytes,
-        state=own_state,
-        groups=groups_of(tree_of(config)),
-        number=number,
-        key_name=config.key_name,
-    )
-    endpoint = up.supervisor.add_role(node_role(number), spec)
+    endpoint = add_node(
+        up.supervisor, config, shared, number, listen=config.bind or loopback.endpoint(),
+        advertise=config.advertise, memory_budget_bytes=sizes.memory_budget_bytes, state=state,
+        groups=groups_of(tree_of(config)), key_name=config.key_name,
+    )  # fmt: skip
     if before is None:
         connection = connection_of(config, shared, node=endpoint)
     else:

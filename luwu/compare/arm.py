@@ -15,7 +15,6 @@ from luwu.base.own import own_module
 from luwu.base.tree import NODE
 from luwu.estimate.plan import Estimate
 from luwu.estimate.script import StartedJob, job_environ
-from luwu.estimate.steps import busy_seconds
 from luwu.launch.agent import Share
 from luwu.launch.network import dilated_compute_ms
 from luwu.launch.nodes import fold_nodes
@@ -25,8 +24,8 @@ from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.serving import Sizes, serve, state_directory
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
-from luwu.launch.worker_loss import worker_restarts
-from luwu.report.busy import updated_before_last_push_ratio
+from luwu.report.event_files import spans
+from luwu.report.recent import RecentEvents, ended_steps, lanes_of_step, typical_step
 
 SCRIPT: Final = tuple(own_module("workers.train"))
 PROGRESS: Final = " train.step "
@@ -51,8 +50,8 @@ class ArmRun:
     updated_before_last_push_ratio: float | None = None
     switches: list[dict[str, Any]] = field(default_factory=list)
     """Traffic of each switch, the root first."""
-    busy_seconds: dict[str, float] | None = None
-    """Seconds per step, by resource."""
+    bound_by: str | None = None
+    """The engine that limits its typical step, or `wait`."""
     links: list[dict[str, Any]] | None = None
     """Traffic of each emulated link; None where this arm has none."""
     estimate: dict[str, Any] | None = None
@@ -121,15 +120,9 @@ def _train(
         sink=by_line,
         alone=name == "single",
         threads=threads,
-        restarts_max=worker_restarts(config) if in_network else 0,
-        on_loss=config.on_worker_loss if in_network else "stop",
     )
     supervisor.wait()
     by_line.end()
-
-
-_OF_STEPS = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
-"""Fields of a worker's record with a value for each step."""
 
 
 def _results(
@@ -139,10 +132,10 @@ def _results(
     """Results that the processes of an arm wrote at their end, and samples taken from outside."""
     run, events = supervisor.run, supervisor.run.path / "events"
     ranks = range(1 if name == "single" else config.workers)
-    workers = measured_by_all([
+    workers = [
         _written(run.result(f"{name}.rank{rank}.json"), f"worker {rank} of {name}", "its log")
         for rank in ranks
-    ])  # fmt: skip
+    ]
     done = ArmRun(
         name=name,
         workers=workers,
@@ -164,9 +157,36 @@ def _results(
         switches=switches,
         pool=(switches[0] if switches else node)["pool"],
         updated_before_last_push_ratio=updated_before_last_push_ratio(events),
-        busy_seconds=busy_seconds(events, len(workers[0]["step_seconds"])),
+        bound_by=limit_of(events),
         links=[row for summary in (*switches, node) for row in summary.get("links", [])],
     )
+
+
+def updated_before_last_push_ratio(events: Path) -> float | None:
+    """Share of pages updated before their step's last push began; None without spans.
+
+    The share is over all steps. All processes of one host share the monotonic clock.
+    """
+    last_push_ns: dict[int, int] = {}
+    for path in sorted(events.glob("worker-*.jsonl")):
+        for span in spans(path, "push"):
+            step, start_ns = span["step"], span["start_ns"]
+            last_push_ns[step] = max(start_ns, last_push_ns.get(step, start_ns))
+    updated = early = 0
+    for path in sorted(events.glob("node*.jsonl")):
+        for span in spans(path, "update"):
+            if span.get("step") in last_push_ns:
+                updated += 1
+                early += span["end_ns"] < last_push_ns[span["step"]]
+    return early / updated if updated else None
+
+
+def limit_of(events: Path) -> str | None:
+    """What limits the typical step, as the report of a run has it; None where no step is whole."""
+    found = RecentEvents(events, lambda process, record: None)
+    found.read()
+    steps = ended_steps(found)
+    return lanes_of_step(found, typical_step(found, steps, None)).limit if steps else None
 
 
 def script_arguments(name: str, config: RunConfig, result: Path | None) -> list[str]:
@@ -215,28 +235,3 @@ def _written(path: Path, who: str, log: str) -> dict[str, Any]:
     if found is None:
         raise LuwuError(f"{who} ended well but wrote no {path}; see {log}")
     return found
-
-
-def measured_by_all(workers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of workers, of the steps at the end that all of them measured.
-
-    One that was started again knows none before that, and one that was left out none until it
-    was back. Raises LuwuError if there is no such step.
-    """
-    common = set.intersection(*(set(each["measured_steps"]) for each in workers))
-    first = last = max(common, default=0)
-    while first - 1 in common:
-        first -= 1
-    if not common and any(each["measured_steps"] for each in workers):
-        raise LuwuError(
-            "no step was measured by all workers, as some were lost: there is nothing to compare. "
-            "Use more steps"
-        )
-    cut = []
-    for worker in workers:
-        places = [i for i, step in enumerate(worker["measured_steps"]) if first <= step <= last]
-        lists = {name: [worker[name][place] for place in places] for name in _OF_STEPS}
-        tokens = worker["tokens"] * len(places) // max(1, len(worker["measured_steps"]))
-        began = first if common else worker["first_step"]
-        cut.append({**worker, **lists, "first_step": began, "tokens": tokens})
-    return cut

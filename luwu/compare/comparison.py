@@ -24,11 +24,10 @@ from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.compare.arm import ArmRun
-from luwu.estimate.steps import outcome
 from luwu.launch.nodes import kind_of, total_of_nodes
 
-SCHEMA: Final = 4
-"""4: FSDP2 has no step under torch's profiler."""
+SCHEMA: Final = 5
+"""5: all arms begin at step 0; of engines only the limit, not the seconds of each."""
 MODEL: Final = "gpt"
 
 
@@ -94,7 +93,6 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         "name": arm.name,
         "processes": len(workers),
         "compute_threads": arm.threads,
-        "first_step": workers[0]["first_step"],
         "loss": [
             math.fsum(each) / len(workers)
             for each in zip(*(worker["loss"] for worker in workers), strict=True)
@@ -135,7 +133,7 @@ def arm_document(arm: ArmRun, tokens_per_step: int) -> dict[str, Any]:
         "aborts_count": max(worker["aborts_count"] for worker in workers),
         "weights_digest": node.get("weights_digest") or workers[0]["weights_digest"],
         "estimate": arm.estimate,
-        **outcome(step_seconds=median, busy=arm.busy_seconds, disk_bytes=node.get("disk_bytes")),
+        "bound_by": arm.bound_by,
     }
 
 

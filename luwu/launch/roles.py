@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -221,13 +221,13 @@ def wait_until_listens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchEnds:
-    """Where a switch listens, and the endpoints above it."""
+    """Where a switch listens, and the endpoints above it: fields of `SwitchSpec`."""
 
     listen: str
     parent: str
     more_parents: tuple[str, ...] = ()
     """Endpoints of nodes after the first."""
-    files: tuple[str, ...] = ()
+    parent_files: tuple[str, ...] = ()
     """The connection file of each endpoint above, if there are files."""
     workers_at: str | None = None
     """Endpoint for workers, where `listen` is for switches alone."""
@@ -334,17 +334,11 @@ def switch_spec(
     )  # fmt: skip
     spec = SwitchSpec(
         **shared_fields(job),
+        **asdict(ends),
         name=place.name,
         above=tree.parent_process(place),
         children=tuple(children),
         rank=tree.index(place),
-        listen=ends.listen,
-        workers_at=ends.workers_at,
-        advertise=ends.advertise,
-        connect_timeout_s=ends.connect_timeout_s,
-        parent=ends.parent,
-        more_parents=ends.more_parents,
-        parent_files=ends.files,
         keys=keys_of(config, ends.listen, ends.workers_at or "", ends.parent),
         key_name=key_name or place.process,
         memory_budget_bytes=plan.budget_bytes,

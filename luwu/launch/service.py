@@ -35,13 +35,9 @@ from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.roles import ended_file, ready_file, role_environ, wait_until_listens, write_role
 from luwu.launch.serving import decide_sizes, serve, tree_of
 from luwu.launch.supervisor import STOP_PATIENCE_S
-from luwu.protocol.actions import PARENT
-from luwu.transport.interface import PeerFailed, PeerUp
-from luwu.transport.opening import open_transport
 from switch_emu.switch.capacity import POOL_SLOTS
 
 POLL_S: Final = 0.005
-_LOOK_NS: Final = 100_000_000
 DROP_S: Final = 5.0
 """Time for a dropped job to end; its loops look every 0.2 s."""
 
@@ -67,7 +63,7 @@ class Service(Closing):
         return {role: child.pid for role, child in self._children.items()}
 
     def open_job(self, run: RunDirectory, config: RunConfig, *, state: Path | None) -> ServiceJob:
-        """Serve a job; returns when its endpoint has answered.
+        """Serve a job; returns when workers may join it.
 
         Raises: the role's own error, ConnectionFailed.
         """
@@ -84,7 +80,6 @@ class Service(Closing):
                 self._start(role)  # all load at the same time
             sizes = decide_sizes(config, state)
             job.connection = serve(job, config, state=state, sizes=sizes, say=lambda text: None)
-            probe(job.connection, timeout_s=self.timeout_s, look=job.look)
         except BaseException:
             job.close()
             raise
@@ -222,35 +217,3 @@ class ServiceJob(Closing):
                     f"{self._service.run.path / 'logs'}"
                 )
             sleep(POLL_S)
-
-
-def probe(
-    connection: Connection, *, timeout_s: float, look: Callable[[], None] = lambda: None
-) -> None:
-    """Return when every endpoint that workers dial has answered. Raises ConnectionFailed."""
-    for endpoint in {leaf.endpoint for leaf in connection.leaves} or {connection.endpoint}:
-        _probe(connection, endpoint, timeout_s, look)
-
-
-def _probe(
-    connection: Connection, endpoint: str, timeout_s: float, look: Callable[[], None]
-) -> None:
-    with open_transport(
-        endpoint, arena_bytes=connection.arena_bytes, insecure=connection.insecure
-    ) as transport:
-        transport.dial(PARENT, endpoint)
-        end_ns = SYSTEM_CLOCK.now_ns() + int(timeout_s * 1e9)
-        trouble = ""
-        while SYSTEM_CLOCK.now_ns() < end_ns:
-            look()
-            item = transport.receive(_LOOK_NS)
-            if isinstance(item, PeerUp):
-                return
-            if isinstance(item, PeerFailed):
-                trouble = f" ({item.error})"
-                if item.final:
-                    break
-    raise ConnectionFailed(
-        f"{endpoint} did not answer within {timeout_s:.0f} s{trouble}; is luwu up still running "
-        "there?"
-    )

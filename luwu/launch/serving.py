@@ -273,26 +273,34 @@ def _add_nodes(
     count = config.optimizer_nodes
     if count > 1:
         supervisor.expect_replicas(count, config.replicas)
-        assert state is not None
-        state.parent.mkdir(parents=True, exist_ok=True)
-        state.mkdir(mode=0o700, exist_ok=True)
-    endpoints: list[str] = []
-    for number in range(count):
-        role = node_role(number)
-        is_file = not listen.startswith("tcp://")
-        spec = node_spec(
-            config,
-            supervisor.run,
-            job,
+    is_file = not listen.startswith("tcp://")
+    return [
+        add_node(
+            supervisor, config, job, number,
             listen=f"{listen}-{number}" if number and is_file else listen,
             advertise=config.advertise if config.no_switch else None,
-            memory_budget_bytes=sizes.memory_budget_bytes // count,
-            state=None if state is None else node_directory(state, number, count),
-            groups=groups,
-            number=number,
+            memory_budget_bytes=sizes.memory_budget_bytes // count, state=state, groups=groups,
         )
-        endpoints.append(supervisor.add_role(role, spec))
-    return endpoints
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def add_node(
+    supervisor: Starter, config: RunConfig, job: JobSpec, number: int, *, listen: str,
+    advertise: str | None, memory_budget_bytes: int, state: Path | None, groups: Sequence[int],
+    key_name: str | None = None,
+) -> str:  # fmt: skip
+    """Start an optimizer node; where it listens. `state`: that of all nodes of the job."""
+    count = config.optimizer_nodes
+    if count > 1 and state is not None:
+        state.parent.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
+    spec = node_spec(
+        config, supervisor.run, job, listen=listen, advertise=advertise,
+        memory_budget_bytes=memory_budget_bytes, groups=groups, number=number, key_name=key_name,
+        state=None if state is None else node_directory(state, number, count),
+    )  # fmt: skip
+    return supervisor.add_role(node_role(number), spec)
 
 
 class _Endpoints:
@@ -404,7 +412,7 @@ def add_leaf(
         arena_bytes = plan.arena_bytes
         check_arena(arena_bytes)
     ends = SwitchEnds(
-        listen=listen, parent=parent.endpoint, more_parents=more_parents, files=files,
+        listen=listen, parent=parent.endpoint, more_parents=more_parents, parent_files=files,
         advertise=config.advertise,
         connect_timeout_s=parent.connect_timeout_s if parent.hosts > 1 else None,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The document of a run: all that its status, its report and its live page show.
+"""The document of a run: all that its status and its report show.
 
 It is made from the files of the run directory, so it is the same for a run that is under way, that
 has ended, that failed and that was stopped. A `Watch` reads what was appended since it last looked.
@@ -148,8 +148,8 @@ class History:
             self._flags.append((process.unix_ns(record["at_ns"]), text))
 
 
-SCHEMA: Final = 3
-"""3: `step` and `slowest` are without the system, which is LuWu."""
+SCHEMA: Final = 4
+"""4: without `measured`, which `step` is too."""
 RATE_STEPS: Final = 20
 """Period over which the rate of steps is taken."""
 LATE_RATIO: Final = 4
@@ -215,7 +215,6 @@ class Watch:
                 "luwu": own.version(),
             },
             "comparison": read_json(self.run.file("result.json")),
-            "measured": read_json(self.run.file("steps.json")),
         }
 
     # ---------------------------------------------------------------------- parts of it

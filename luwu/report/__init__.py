@@ -8,9 +8,8 @@ lanes_chart.py   its picture
 event_files.py   the events of a run, read from disk one at a time; units and their extents
 recent.py        the same, followed as they grow; the last steps as lanes
 verdict.py       a run in three sentences
-page.py          its page, as one HTML file; the sections of the live page
+page.py          its page, as one HTML file
 table.py         a comparison as plain text
 timeline.py      a run as a timeline for Perfetto
 aligned.py       spans of several processes on one clock
-busy.py          when each engine was busy, and what a worker computed
 """

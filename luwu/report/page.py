@@ -1,7 +1,6 @@
 """The report of a run as one HTML file that needs nothing else: no network, no script.
 
-Its document is `luwu.monitor.watch`'s. The live page shows the same sections: `sections_html` is
-the part of the page that changes.
+Its document is `luwu.monitor.watch`'s.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from luwu.base.quantities import format_bytes, format_seconds
 from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
-from luwu.report.table import busy_rows, grouped_rows, job_text, notes, spread
-from luwu.report.verdict import loss_curves, verdict
+from luwu.report.table import grouped_rows, job_text, notes, spread
+from luwu.report.verdict import verdict
 
 PAGE: Final = "report.html.j2"
-LIVE: Final = "live.html.j2"
 SECTIONS: Final = "sections.html.j2"
 _OWNERS: Final = {"worker": "blue", "switch": "orange", "node": "green"}
 
@@ -38,22 +36,12 @@ def report_html(document: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
-def live_html(document: Mapping[str, Any], sections: str) -> str:
-    """The page that fetches the sections of a run under way; see `luwu.monitor.serve`."""
-    return (
-        environment()
-        .get_template(LIVE)
-        .render(title=_title(document), style=style_sheet(), sections=Markup(sections))
-    )
-
-
 def sections_html(document: Mapping[str, Any]) -> str:
     """All of the page but its head, its title and the JSON."""
     comparison, steps = document["comparison"], document["steps"]
     arms = comparison["arms"] if comparison else []
     return environment().get_template(SECTIONS).render(
         document=document,
-        title=_title(document),
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"]),
@@ -68,7 +56,6 @@ def sections_html(document: Mapping[str, Any]) -> str:
         groups=grouped_rows(comparison) if comparison else [],
         colours={arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)},
         notes=notes(comparison) if comparison else [],
-        busy_rows=busy_rows(comparison) if comparison else [],
         facts=_facts(document),
     )  # fmt: skip
 
@@ -147,8 +134,8 @@ def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
-        first, curves = loss_curves(document["comparison"]["arms"])
-        draw = _curve_drawer(curves, "loss", first)
+        curves = {arm["name"]: arm["loss"] for arm in document["comparison"]["arms"]}
+        draw = _curve_drawer(curves, "loss", 0)
         return [("Loss before each update, mean over workers", both(draw))]
     charts = []
     for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from luwu.base.quantities import format_bytes
+from luwu.report.lanes import WAIT
 
 Row = tuple[str, Callable[[dict[str, Any]], str]]
 
@@ -121,14 +122,6 @@ def table_text(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def busy_rows(document: dict[str, Any]) -> list[list[str]]:
-    """Seconds a step in which each resource was busy: a header of arms, and a row for each."""
-    arms = [arm for arm in document["arms"] if arm.get("busy_seconds")]
-    names = dict.fromkeys(name for arm in arms for name in arm["busy_seconds"])
-    rows = [[name, *(_seconds(arm["busy_seconds"].get(name)) for arm in arms)] for name in names]
-    return [["busy, in a step", *(arm["name"] for arm in arms)], *rows] if rows else []
-
-
 def notes(document: dict[str, Any]) -> list[str]:
     """Remarks that the table needs to be read rightly, a sentence each."""
     found = [
@@ -152,9 +145,9 @@ def notes(document: dict[str, Any]) -> list[str]:
             "The node's budget is for what it allocates after its start; its peak has Python in it "
             "too, and torch where an update kernel was checked."
         )
-    if any(arm.get("bound_by") == "waiting" for arm in document["arms"]):
+    if any(arm.get("bound_by") == WAIT for arm in document["arms"]):
         found.append(
-            "Bound by waiting: no resource was busy for half of a step; processes waited for "
+            f"Bound by {WAIT}: no engine was busy for half of a step; processes waited for "
             "messages, for one another, or for a turn on a core that others used."
         )
     linked = [arm["name"] for arm in document["arms"] if arm.get("links")]

@@ -63,11 +63,6 @@ _OF_STEPS: Final = {_DECIDED: "decided", "node.verdict": "verdict"}
 _LANES_MAX: Final = 100_000
 
 
-def track_of(name: str) -> str:
-    """The engine that a span belongs to."""
-    return "compute" if name in COMPUTE else name
-
-
 def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey:
     """Write the timeline of a run's events, whole or not at all. Raises ConfigError."""
     found = survey(events, steps)
@@ -165,7 +160,7 @@ class _Process:
         unit = self._found.units.name_of(fields.get("extent"))
         if unit is not None:
             fields = {"unit": unit, **fields}
-        track = track_of(span.name)
+        track = "compute" if span.name in COMPUTE else span.name
         lanes = self._tracks.setdefault(track, Lanes(may_nest=track == "compute"))
         tid = self._tid(track, lanes.place(span.start_ns, span.end_ns))
         about = next((key for key in ("unit", "chunk", "extent", "step") if key in fields), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from luwu.base.quantities import format_bytes, format_duration, format_seconds
@@ -41,15 +41,9 @@ def _progress(document: Mapping[str, Any]) -> str:
     return f"{document['text'][0].upper()}{document['text'][1:]}; {count}."
 
 
-def loss_curves(arms: Sequence[Mapping[str, Any]]) -> tuple[int, dict[str, list[float]]]:
-    """The first step that all arms measured, and the losses of each from there on."""
-    first = max((arm.get("first_step", 0) for arm in arms), default=0)
-    return first, {arm["name"]: arm["loss"][first - arm.get("first_step", 0) :] for arm in arms}
-
-
 def _same_training(comparison: Mapping[str, Any]) -> str:
     arms = comparison["arms"]
-    groups = together(loss_curves(arms)[1])
+    groups = together({arm["name"]: arm["loss"] for arm in arms})
     parts = []
     if len(groups) == 1 and len(arms) > 1:
         difference = groups[0].largest_difference

@@ -22,21 +22,6 @@ def write(path: Path, text: str = "") -> str:
     return str(path)
 
 
-def test_what_python_finds_first(tmp_path: Path) -> None:
-    """Goal: a module or package of a user's that hides ours is found, and if it has the module."""
-    path = [str(tmp_path), str(own.BESIDE)]
-    assert own.found_first("workers.train", path) is None
-    (tmp_path / "workers").mkdir()  # no package: ours goes before it
-    assert own.found_first("workers.train", path) is None
-    init = write(tmp_path / "workers" / "__init__.py")
-    assert own.found_first("workers.train", path) == (init, False)
-    train = write(tmp_path / "workers" / "train.py")
-    assert own.found_first("workers.train", path) == (train, True)
-    module = write(tmp_path / "switch_emu.py")
-    assert own.found_first("switch_emu.switch", path) == (module, False)
-    assert own.found_first("my.workers", path) is None
-
-
 def test_ours_is_run_whatever_comes_first(tmp_path: Path) -> None:
     """Goal: `python -m luwu.base.own` runs our module with its arguments, as `__main__`."""
     write(tmp_path / "switch_emu" / "__init__.py", "raise SystemExit('not ours')")

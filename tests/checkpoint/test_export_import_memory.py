@@ -8,15 +8,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from luwu.checkpoint.read_ahead import ReadAhead, Want
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.store import DecidedStep
-from tests.helpers.exports import bring, write_document
+from tests.helpers.exports import write_state
 from tests.helpers.local_job import KIB, MIB
 from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
@@ -114,17 +113,14 @@ def test_export_import_stays_within_the_budget(tmp_path: Path) -> None:
 
 
 def make_state(path: Path, elems: int) -> None:
-    """A state at rest, of three parameters, made by an import."""
+    """A state at rest, of three parameters."""
     third = elems // 3 // 64 * 64
     layout = Layout(
         parameters=tuple(Parameter(name=f"p{i}", shape=(third + 64,)) for i in range(3)),
         units=tuple(Unit(name=f"u{i}", parameters=(i,)) for i in range(3)),
         chunk_bytes=64 * KIB,
     )
-    generator = torch.Generator().manual_seed(elems)
-    source = path.with_name(path.name + "-first")
-    source.mkdir()
-    tensors = {p.name: torch.randn(p.shape, generator=generator) for p in layout.parameters}
-    save_file(tensors, source / "model.safetensors")
+    generator = np.random.default_rng(elems)
+    weights = {p.name: generator.standard_normal(p.shape) for p in layout.parameters}
     description = Description(layout=layout, optimizer="adamw", state_fields=("m", "v"))
-    bring(source, path, like=write_document(path.with_name(path.name + "-like"), description))
+    write_state(path, description, weights)

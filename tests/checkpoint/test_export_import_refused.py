@@ -29,7 +29,7 @@ from luwu.base.errors import (
     StateError,
     StoreFullError,
 )
-from luwu.checkpoint.document import read_document
+from luwu.checkpoint.document import ExportDocument, read_document
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
@@ -37,7 +37,8 @@ from luwu.commands.main import main
 from luwu.layout import Layout, Parameter, Unit
 from luwu.tensor_files.directory import TensorDirectory
 from luwu.wire.description import Description
-from tests.helpers.exports import BUDGET, OptimizerJob, bring, export, flip, train, write_document
+from switch_emu.store import DecidedStep
+from tests.helpers.exports import BUDGET, OptimizerJob, bring, export, flip, train, write_state
 from tests.helpers.local_job import MIB, Worker, cluster_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,36 +244,40 @@ def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
 
 
 @pytest.mark.feature("import of another model")
-def test_export_import_lists_all_that_is_wrong(made: Path, tmp_path: Path) -> None:
+def test_export_import_lists_all_that_is_wrong(out: Path, tmp_path: Path) -> None:
     """Goal: missing, left over, misshapen tensors, wrong dtypes in one message, a few of each."""
-    tensors = load_file(made / "out" / "model.safetensors")
+    tensors = load_file(out / "model.safetensors")
     del tensors["p0"]
     tensors |= {f"extra{i}": torch.zeros(2) for i in range(7)}
     tensors["p1"] = torch.zeros(34)
     tensors["p4"] = tensors["p4"].double()
-    (tmp_path / "hub").mkdir()
-    save_file(tensors, tmp_path / "hub" / "model.safetensors")
+    save_file(tensors, out / "model.safetensors")
     with pytest.raises(ConfigError) as caught:
-        bring(tmp_path / "hub", tmp_path / "new", like=made / "state")
+        bring(out, tmp_path / "new")
     text = str(caught.value)
     assert "1 missing: p0" in text
-    assert f"7 not in {made / 'state'}: extra0, extra1, extra2, extra3 and 3 more" in text
+    assert "7 not in this export: extra0, extra1, extra2, extra3 and 3 more" in text
     assert "1 of another shape: p1 [34], expected [33]" in text
-    assert "1 neither of F32, BF16, F16: p4 F64" in text
-    assert [path.name for path in tmp_path.iterdir()] == ["hub"]
+    assert "1 not F32: p4 F64" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 # ---------------------------------------------------------------------------- what may not be
 
 
 @pytest.mark.feature("export of a directory in use")
-def test_export_import_is_refused_while_a_node_runs(tmp_path: Path) -> None:
-    """Goal: the sentence names the process; the state's layout may be read all the same."""
+@pytest.mark.parametrize("verb", ["export", "snapshot"])
+def test_export_import_is_refused_while_a_node_runs(
+    tmp_path: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: the sentence names the process, and the command that works."""
     job = OptimizerJob(steps=1)
     with cluster_for(job, tmp_path, state=tmp_path / "state") as cluster:
         cluster.run(Worker(job))
-        with pytest.raises(ConfigError, match=f"is open in process {os.getpid()} on .*Wait until"):
-            export(tmp_path / "state", tmp_path / "out")
+        assert main([verb, str(tmp_path / "state"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert f"is open in process {os.getpid()} on " in said
+    assert f"name its run directory: luwu {verb} RUN_DIR OUT" in said
     assert not (tmp_path / "out").exists()
 
 
@@ -291,12 +296,12 @@ def test_export_import_of_a_value_beyond_float16_is_refused(made: Path, tmp_path
     tensors = load_file(made / "out" / "model.safetensors")
     tensors["p3"][7, 5] = 1e6
     tensors["p5"][0, 0] = torch.inf  # was so before: it stays
-    (tmp_path / "hub").mkdir()
-    save_file(tensors, tmp_path / "hub" / "model.safetensors")
-    bring(tmp_path / "hub", tmp_path / "state", like=made / "out")
+    description = read_document(made / "out").description
+    weights = {name: each.numpy() for name, each in tensors.items()}
+    write_state(tmp_path / "state", description, weights)
     with pytest.raises(ConfigError, match=r"p3 has 1e\+06, which is beyond float16"):
         export(tmp_path / "state", tmp_path / "out", dtype="float16")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "state"]
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
     export(tmp_path / "state", tmp_path / "out", dtype="bfloat16")
 
 
@@ -322,18 +327,20 @@ def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
     layout = Layout(
         parameters=(parameter,), units=(Unit(name="u", parameters=(0,)),), chunk_bytes=64 * MIB
     )
-    like = write_document(
-        tmp_path / "like", Description(layout=layout, optimizer="sgd", state_fields=())
-    )
-    (tmp_path / "hub").mkdir()
-    with open(tmp_path / "hub" / "model.safetensors", "wb") as file:
+    document = ExportDocument(
+        description=Description(layout=layout, optimizer="sgd", state_fields=()),
+        record=DecidedStep(version=0, attempt=0), attempt=0, updates=(0,), has_optimizer=True,
+    )  # fmt: skip
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "luwu.json").write_text(document.to_json())
+    with open(tmp_path / "out" / "model.safetensors", "wb") as file:
         header = with_header({"p": entry(shape=[elems], offsets=[0, 4 * elems])})
         file.write(header)
         file.truncate(len(header) + 4 * elems)
     budget = 1024 * MIB
     with pytest.raises(StoreFullError, match=r"2\.00 TiB are needed, .* are free"):
-        import_state(tmp_path / "hub", tmp_path / "state", like=like, memory_budget_bytes=budget)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub", "like"]
+        import_state(tmp_path / "out", tmp_path / "state", memory_budget_bytes=budget)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     with pytest.raises(StoreFullError, match="Free some space or name another disk"):
         check_space(tmp_path / "not" / "yet" / "there", 2**60)
 

@@ -19,19 +19,14 @@ def resolved(
 
 
 def test_places_win_in_the_documented_order(tmp_path: Path) -> None:
-    """Goal: defaults < preset < file < environment < flags, and the origin says which it was."""
+    """Goal: defaults < file < environment < flags, and the origin says which it was."""
     file = tmp_path / "luwu.toml"
-    file.write_text("steps = 2\nseed = 2\nlayers = 2\nwidth = 2\n")
+    file.write_text("steps = 2\nseed = 2\nlayers = 2\n")
     found = resolve(
-        preset={"steps": "1", "seed": "1", "layers": "1", "width": "1", "batch": "1"},
-        preset_name="demo",
-        file=file,
-        environ={"LUWU_SEED": "3", "LUWU_LAYERS": "3"},
-        flags={"layers": "4"},
+        file=file, environ={"LUWU_SEED": "3", "LUWU_LAYERS": "3"}, flags={"layers": "4"}
     )
     config = found.config
-    assert (config.batch, config.steps, config.seed, config.layers) == (1, 2, 3, 4)
-    assert found.origins["batch"] == "preset demo"
+    assert (config.steps, config.seed, config.layers) == (2, 3, 4)
     assert found.origins["steps"] == f"file {file}"
     assert found.origins["seed"] == "environment LUWU_SEED"
     assert found.origins["layers"] == "flag --layers"

@@ -13,14 +13,12 @@ from luwu.base.errors import ConfigError
 from luwu.commands.main import main
 from luwu.estimate.job import Job
 from luwu.estimate.plan import Estimate, estimate
-from luwu.estimate.steps import bound_by, busy_seconds, outcome
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description
 from switch_emu.node.plan import plan_node
 from switch_emu.node.spec import NodeSpec
 from switch_emu.store import Durability
 from switch_emu.switch.plan import plan_switch
-from tests.report.test_timeline import clock, span, write
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 CHUNK = 64 * KIB
@@ -229,45 +227,6 @@ def test_the_budget_of_the_switch_is_planned(transport: str) -> None:
         assert grown == {"switch": 3 * MIB, "arenas": MIB, "all": 3 * MIB + 2 * MIB}
     else:
         assert grown == {"switch": 3 * MIB, "all": 3 * MIB}
-
-
-# ---------------------------------------------------------------------- after a run
-
-
-def test_busy_is_the_time_with_a_span_under_way(tmp_path: Path) -> None:
-    """Reads and writes that overlap count once; waits of the slowest worker are no compute."""
-    write(
-        tmp_path,
-        node=[
-            clock(),
-            span("read", 0, 100, step=0, chunk=0),
-            span("write", 50, 150, step=0, chunk=1),
-            span("update", 100, 110, step=0, chunk=0),
-            span("prepare", 150, 170, step=0),
-        ],
-        worker_0=[
-            clock(),
-            span("forward", 0, 100, step=0, unit="a"),
-            span("pull_wait", 0, 70, step=0, unit="a"),
-        ],
-        worker_1=[clock(), span("forward", 0, 40, step=0, unit="a")],
-    )
-    found = busy_seconds(tmp_path, 2)
-    assert found is not None
-    ns = {name: round(value * 2 * 1e9) for name, value in found.items()}
-    assert ns == {"disk": 150, "update": 10, "flush": 20, "exchange": 0, "compute": 40}
-    assert busy_seconds(tmp_path / "nowhere", 2) is None
-
-
-def test_the_outcome_names_what_did_bind() -> None:
-    busy = {"disk": 0.8, "compute": 0.3}
-    said = outcome(step_seconds=1.0, busy=busy, disk_bytes={"read": 1, "written": 1})
-    assert said == {"busy_seconds": busy, "bound_by": "disk"}
-    in_ram = outcome(step_seconds=0.5, busy=busy, disk_bytes={"read": 0, "written": 0})
-    assert in_ram == {"busy_seconds": {"compute": 0.3}, "bound_by": "compute"}
-    assert bound_by(busy, 10.0) == "waiting"
-    none = outcome(step_seconds=1.0, busy=None, disk_bytes=None)
-    assert set(none.values()) == {None}
 
 
 # ---------------------------------------------------------------------- the command

@@ -97,7 +97,7 @@ _CONNECTION: Final = {
     "retry": {"first_ns": 1, "most_ns": 2, "ns_per_byte": 0.5},
 }  # fmt: skip
 _OF_RUN: Final = (
-    "resolved.json", "processes.json", "memory.json", "outcome.json", "steps.json", "connect.json",
+    "resolved.json", "processes.json", "memory.json", "outcome.json", "connect.json",
     "result.json", "counters/node.json", "counters/switch.json", "roles/node.json",
     "events/node.jsonl", "events/worker-0.jsonl", "events/switch.jsonl",
 )  # fmt: skip
@@ -155,7 +155,7 @@ IMPORTS: Final = tuple(Reader(f"export/{name}", _import) for name in _EXPORT)
 READERS: Final = (
     *(Reader(f"export/{n}", _luwu("import", "@export", "--state", "@new")) for n in _EXPORT),
     *(
-        Reader(f"shards/{name}", _luwu("import", "@shards", "--state", "@new", "--like", "@export"))
+        Reader(f"shards/{name}", _luwu("import", "@shards", "--state", "@new"))
         for name in ("model.safetensors.index.json", "model-00001-of-00006.safetensors")
     ),
     *(
@@ -164,7 +164,6 @@ READERS: Final = (
         for words in (
             ("verify", "--full", "@state"), ("export", "@state", "@more"),
             ("snapshot", "@state", "@more"),
-            ("import", "@export", "--state", "@new", "--like", "@state"),
         )
     ),
     *(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 
 from luwu.commands.form import LUWU, Command, Form
 from luwu.commands.table import VERBS, module_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def forms() -> Iterator[tuple[str, Form]]:
@@ -31,6 +35,13 @@ def parsed(name: str, *words: str) -> dict[str, Any]:
     with command.make_context(name, rest, parent) as ctx:
         command.prepare(ctx)
         return ctx.params
+
+
+def demo() -> list[str]:
+    """The words of `make demo` behind `luwu`."""
+    found = re.search(r"-m luwu (compare .*) \$\(ARGS\)", (ROOT / "Makefile").read_text())
+    assert found is not None
+    return found[1].split()
 
 
 def texts(name: str, *words: str) -> dict[str, str]:

@@ -5,13 +5,15 @@ Jobs are those of `local_job.py`: two groups, a frozen parameter, a scalar, ragg
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from luwu.checkpoint.document import FILE, ExportDocument
+from luwu.checkpoint.copying import making_store, write_pages
 from luwu.checkpoint.export_state import Exported, ExportOptions, export_state
 from luwu.checkpoint.import_state import Imported, import_state
 from luwu.checkpoint.source import RestingState
@@ -19,8 +21,8 @@ from luwu.nic.shell import Nic
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
 from switch_emu.node.page_updates import redo_of
-from switch_emu.node.pages import weights_digest
-from switch_emu.store import FilePageStore
+from switch_emu.node.pages import field_view, store_config, weights_digest
+from switch_emu.store import DecidedStep, FilePageStore
 from tests.helpers.local_job import GROUPS, KIB, MIB, Job, Worker, cluster_for
 
 BUDGET = 8 * MIB
@@ -137,11 +139,21 @@ def values_of(state: Path) -> Values:
         return Values(found, updates, store.decided, store.attempt, digest)
 
 
-def write_document(directory: Path, description: Description) -> Path:
-    """luwu.json of an export that has never been: it tells a layout."""
-    directory.mkdir()
-    (directory / FILE).write_text(ExportDocument.of_fresh(description).to_json())
-    return directory
+def write_state(path: Path, description: Description, weights: Mapping[str, NDArray[Any]]) -> None:
+    """A state at rest that no job has made, of step 0."""
+    record, config = DecidedStep(version=0, attempt=0), store_config(description)
+    layout = description.layout
+
+    def fill(page: int, whole: memoryview) -> None:
+        whole[:] = bytes(len(whole))
+        stored = field_view(config.kind(page), whole, "weight")
+        for each in layout.segments(page):
+            values = weights[layout.parameters[each.parameter].name].reshape(-1)
+            part = values[each.parameter_start : each.parameter_start + each.elems]
+            stored[each.chunk_start : each.chunk_start + each.elems] = part
+
+    with making_store(path, config, record, {}, attempt=0) as store:
+        write_pages(store, record, fill, lambda: False)
 
 
 def padding_of(state: Path) -> bytes:

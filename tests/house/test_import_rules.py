@@ -53,10 +53,9 @@ PAGE_FILE_NAMES = {"O_DIRECT", "preadv", "pwritev"}
 
 LIGHT_MODULES = [
     "luwu", "luwu.base", "luwu.checkpoint.export_state", "luwu.commands.run",
-    "luwu.estimate.script", "luwu.estimate.steps", "luwu.layout", "luwu.nic.core",
-    "luwu.testing.plugin", "luwu.transport", "luwu.wire", "switch_emu.__main__",
-    "switch_emu.node.core", "switch_emu.node.process", "switch_emu.switch.core",
-    "switch_emu.switch.process",
+    "luwu.estimate.script", "luwu.layout", "luwu.nic.core", "luwu.testing.plugin",
+    "luwu.transport", "luwu.wire", "switch_emu.__main__", "switch_emu.node.core",
+    "switch_emu.node.process", "switch_emu.switch.core", "switch_emu.switch.process",
 ]  # fmt: skip
 
 Nodes = Sequence[ast.AST]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from luwu.launch.processes.run_directory import RunDirectory
 from tests.processes.commands import write_light
 
 IPV6_ALONE = "ip link set lo up && ip address del 127.0.0.1/8 dev lo"
@@ -61,13 +60,3 @@ def test_a_run_without_127_0_0_1(machine: str, transport: str, tmp_path: Path) -
     else:
         assert code == 0, said
         assert said.count("torch.distributed can make no process group here") == 1
-
-
-def test_the_live_page_without_loopback(tmp_path: Path) -> None:
-    """Goal: it is refused with advice that suits it."""
-    skip_without(NO_LOOPBACK)
-    with RunDirectory.create(tmp_path / "run").file("resolved.json").open("w") as file:
-        file.write('{"schema": 1, "keys": {}}')
-    code, said = there(NO_LOOPBACK, "-m", "luwu", "status", "--serve", "0", str(tmp_path / "run"))
-    assert code == 2, said
-    assert "bring loopback up (ip link set lo up), or use watch luwu status\n" in said

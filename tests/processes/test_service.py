@@ -18,7 +18,7 @@ from luwu.base.tree import one_switch
 from luwu.launch.processes.children import wait_for_end
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, ended_file, job_spec, ready_file, switch_spec, write_role
-from luwu.launch.service import Service, ServiceJob, probe
+from luwu.launch.service import Service, ServiceJob
 from luwu.testing.leftovers import memory_files, until_empty
 
 MIB = 1024 * 1024
@@ -56,8 +56,8 @@ def test_jobs_share_the_processes_and_nothing_else(service: Service, tmp_path: P
     for value in ("job", "node", "switch"):
         assert len({getattr(each, value) for each in connections}) == 3
     first.close()
-    probe(second.connection, timeout_s=10)
-    probe(third.connection, timeout_s=10)
+    second.look()
+    third.look()
     second.close()
     third.close()
 

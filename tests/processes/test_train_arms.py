@@ -99,7 +99,7 @@ def test_arms_compute_the_same(tmp_path: Path, options: tuple[str, ...]) -> None
         assert sum(r["tokens"] for r in results) == single[0]["tokens"] == 2 * 2 * 16 * STEPS
     for result in (*single, *fsdp, *ddp):
         assert len(result["step_seconds"]) == STEPS
-        assert result["peak_rss_bytes"] > result["private_bytes_max"] > 0
+        assert result["private_bytes_max"] > 0
         assert result["compute_threads"] == 1
         assert result["data_digest"] == load_corpus(text_file(tmp_path)).digest
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from luwu.base.quantities import format_seconds
+from luwu.compare.arm import limit_of
 from luwu.monitor.watch import History
 from luwu.report import recent
 from luwu.report.intervals import Intervals, union
@@ -138,6 +139,7 @@ def test_a_run_is_followed_as_it_grows(tmp_path: Path) -> None:
     events = RecentEvents(tmp_path, history.take)
     events.read()
     assert ended_steps(events) == []
+    assert limit_of(tmp_path) is None
     written.step(0)
     written.step(1)
     events.read()
@@ -147,6 +149,7 @@ def test_a_run_is_followed_as_it_grows(tmp_path: Path) -> None:
     assert lanes.busy["compute"] == pytest.approx(0.6)
     assert lanes_of_step(events, 0, slowest=True).busy["compute"] == pytest.approx(0.8)
     assert lanes.busy["update"] == pytest.approx(0.09)
+    assert limit_of(tmp_path) == "compute"
     record = {"name": "node.step", "at_ns": 300 * MS, "step": 2, "applied": True}
     half = json.dumps(record)[:20]
     with (tmp_path / "node.jsonl").open("a") as file:

@@ -1,18 +1,15 @@
-"""What a run shows of itself: the document, the status in 80 columns, the live page, the report.
+"""What a run shows of itself: the document, the status in 80 columns, the report.
 
 The files are those that a run writes; the processes that they name are real ones of this test.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from luwu.base.errors import ConfigError
 from luwu.base.json_file import write_json
 from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
@@ -28,12 +24,10 @@ from luwu.commands.status import COLUMNS, status_text
 from luwu.join.connection import Connection, write_connection
 from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
-from luwu.monitor.serve import SHARE, Latest, serve_page
 from luwu.monitor.watch import Watch
 from luwu.report.page import report_html
 from luwu.wire.link_counts import LinkCount
 from tests.helpers.schemas import check
-from tests.helpers.waiting import ManualClock
 from tests.helpers.written_run import MS, Written
 
 
@@ -248,92 +242,3 @@ def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:
     page = report_html(Watch(run).document())
     assert "no step was decided" in page
     ElementTree.fromstring(page)
-
-
-# ---------------------------------------------------------------------- the live page
-
-
-@pytest.fixture
-def port(run: RunDirectory) -> Iterator[int]:
-    """The live page of the run."""
-    port, close = serve_page("127.0.0.1", 0, Watch(run))
-    yield port
-    close()
-    with pytest.raises(ConnectionRefusedError):
-        get(port, "/")
-    assert "luwu-page" not in {each.name for each in threading.enumerate()}
-
-
-def get(
-    port: int, path: str, *, at: str = "127.0.0.1", **headers: str
-) -> tuple[int, http.client.HTTPMessage, str]:
-    """Status, headers and text of an answer."""
-    with contextlib.closing(http.client.HTTPConnection(at, port, timeout=10)) as asked:
-        asked.request("GET", path, headers={k.replace("_", "-"): v for k, v in headers.items()})
-        answer = asked.getresponse()
-        return answer.status, answer.headers, answer.read().decode()
-
-
-@pytest.mark.feature("a live page")
-def test_the_live_page_shows_the_run_and_loads_nothing_from_elsewhere(port: int) -> None:
-    code, headers, page = get(port, "/")
-    assert code == 200
-    ElementTree.fromstring(page)
-    assert re.findall(r"(?:src|href)\s*=\s*\"([^\"]*)", page) == ["/live.js"]
-    assert not re.search(r"https?://|@import|url\(", page)
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    code, headers, sections = get(port, "/sections")
-    assert code == 200
-    assert sections in page
-    assert "<td>gone</td>" in sections
-    assert get(port, "/sections", If_None_Match=headers["ETag"])[0::2] == (304, "")
-    assert json.loads(get(port, "/status")[2])["steps"]["done"] == 6
-    assert get(port, "/../resolved.json")[0] == 404
-    assert get(port, "/live.js")[0] == 200
-
-
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
-def test_nobody_off_loopback_gets_in(port: int, host: str) -> None:
-    """Goal: a page from elsewhere whose name resolves to 127.0.0.1 reads nothing."""
-    for path in ("/", "/sections", "/status"):
-        assert get(port, path, Host=host)[0::2] == (403, "only for loopback\n")
-    for name in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost"):
-        assert get(port, "/status", Host=name)[0] == 200
-
-
-def test_a_port_that_is_taken_is_refused(port: int, run: RunDirectory) -> None:
-    with pytest.raises(ConfigError, match="give another port"):
-        serve_page("127.0.0.1", port, Watch(run))
-
-
-def test_the_live_page_where_there_is_ipv6_alone(run: RunDirectory) -> None:
-    try:
-        port, close = serve_page("::1", 0, Watch(run))
-    except ConfigError as exc:
-        pytest.skip(f"this machine has no ::1: {exc}")
-    assert get(port, "/", at="::1")[0] == 200
-    close()
-
-
-def test_ten_readers_cost_as_much_as_one() -> None:
-    """Goal: a document is made once a second, and one that is slow to make less often. Method: a
-    clock by hand that making moves on."""
-    clock, made = ManualClock(), []
-
-    def make() -> int:
-        clock.advance(cost_ns)
-        made.append(clock.now_ns())
-        return len(made)
-
-    cost_ns = 1 * MS
-    latest = Latest(make, clock.now_ns)
-    assert [latest.get() for _ in range(10)] == [1] * 10
-    clock.advance(1000 * MS)
-    assert latest.get() == 2
-    cost_ns = 100 * MS
-    clock.advance(1000 * MS)
-    assert latest.get() == 3
-    clock.advance(int(100 * MS / SHARE) - 101 * MS)
-    assert latest.get() == 3
-    clock.advance(2 * MS)
-    assert latest.get() == 4

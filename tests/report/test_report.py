@@ -16,12 +16,11 @@ from luwu.base import own
 from luwu.base.config import RunConfig
 from luwu.base.errors import LuwuError
 from luwu.base.json_file import write_json
-from luwu.compare.arm import ArmRun, config_of_arm, measured_by_all, script_arguments
+from luwu.compare.arm import ArmRun, config_of_arm, script_arguments, updated_before_last_push_ratio
 from luwu.compare.comparison import comparison, job_step_seconds
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
-from luwu.report.busy import updated_before_last_push_ratio
 from luwu.report.chart import (
     Bar,
     StepFlag,
@@ -33,7 +32,6 @@ from luwu.report.chart import (
 )
 from luwu.report.page import report_html, write_report
 from luwu.report.table import grouped_rows, spread, table_text
-from luwu.report.verdict import loss_curves
 from tests.helpers.schemas import check
 
 
@@ -94,29 +92,9 @@ def test_a_worker_late_in_one_step_and_early_in_the_next_costs_no_time() -> None
     assert job_step_seconds([{"step_seconds": [], "step_ended_ns": []}]) == []
 
 
-def test_steps_count_that_all_workers_measured() -> None:
-    """Goal: a worker that was started again, or left out for a while, knows fewer steps; what is
-    compared is of the same steps. Method: one knows 0 to 2, one 1 and 2, one 0 and 2."""
-    names = ("measured_steps", "loss", "step_seconds", "step_ended_ns")
-    late, gap = worker(1, first_step=1, tokens=200), worker(2, tokens=200)
-    late.update({name: late[name][1:] for name in names})
-    gap.update({name: gap[name][::2] for name in names})
-    pair = measured_by_all([worker(0), late])
-    assert [each["loss"] for each in pair] == [[4.0, 3.0], [5.0, 4.0]]
-    assert [(each["first_step"], each["tokens"]) for each in pair] == [(1, 200), (1, 200)]
-    compared = comparison(RunConfig(), [arm("luwu", workers=pair), arm("fsdp")])
-    assert compared["job"]["tokens_per_step"] == 200
-    first, curves = loss_curves(compared["arms"])
-    assert (first, curves) == (1, {"luwu": [4.5, 3.5], "fsdp": [4.5, 3.5]})
-    assert [each["measured_steps"] for each in measured_by_all([worker(0), late, gap])] == [[2]] * 3
-    gap.update({name: gap[name][:1] for name in names})
-    with pytest.raises(LuwuError, match="no step was measured by all workers"):
-        measured_by_all([late, gap])
-
-
 def test_a_comparison_says_what_was_agreed(document: dict[str, Any]) -> None:
     luwu, fsdp = document["arms"]
-    assert document["schema"] == 4
+    assert document["schema"] == 5
     assert document["job"]["tokens_per_step"] == 200
     assert document["environment"]["luwu"] == own.version()
     assert luwu["loss"] == [5.5, 4.5, 3.5]
@@ -182,21 +160,15 @@ def test_arms_that_end_with_the_same_bits_are_named(
 
 
 def test_every_plan_belongs_to_its_own_arm(tmp_path: Path) -> None:
-    """Goal: two arms of LuWu, each with the memory that was planned beside its peak; the seconds in
-    which resources were busy are on the page, of the arms that have them."""
+    """Goal: two arms of LuWu, each with the memory that was planned beside its peak."""
     plans = [{"memory": [{"role": "node", "nbytes": nbytes << 30}]} for nbytes in (3, 5)]
-    first = dataclasses.replace(
-        arm("luwu"), busy_seconds={"disk": 0.75, "compute": 0.25}, estimate=plans[0]
-    )
+    first = dataclasses.replace(arm("luwu"), estimate=plans[0])
     second = dataclasses.replace(arm("luwu_ram", node=arm("luwu").node), estimate=plans[1])
     document = comparison(RunConfig(), [first, second, arm("fsdp")])
     assert [each["estimate"] for each in document["arms"]] == [*plans, None]
     text = report_html(of_run(document, tmp_path))
     assert "of 3.00 GiB" in text
     assert "of 5.00 GiB" in text
-    head = "<th>busy, in a step</th>"
-    assert text.count(head) == 1
-    assert [text.split(head)[1].count(f"<th>{name}</th>") for name in ("luwu", "fsdp")] == [1, 0]
 
 
 def test_charts_take_what_is_not_finite() -> None:

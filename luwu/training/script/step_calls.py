@@ -42,7 +42,7 @@ _writers: dict[str, Any] = {}
 def log(**scalars: float | Tensor) -> None:
     """Record numbers of the step whose backward ran last, such as `loss`.
 
-    `luwu status`, the live page and the report show those of rank 0; with `--tensorboard DIR` rank
+    `luwu status` and the report show those of rank 0; with `--tensorboard DIR` rank
     0 also writes them to TensorBoard's event files. All ranks may call it, or only rank 0.
 
     Args:
