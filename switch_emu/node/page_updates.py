@@ -64,7 +64,7 @@ class PageUpdates:
         self._config, self._share, self._layout = config, share, share.layout
         self._norm_type, self._kernels = norm_type, kernels
         self._pages_together = pages_together
-        self._found: dict[tuple[int, int], tuple[Pages, ...]] = {}
+        self._of = cache(self._groups)
         self.whole_turn = threading.Lock()
         """One page at a time is updated as a whole: the plan has memory for one."""
 
@@ -76,12 +76,9 @@ class PageUpdates:
             found = self._of(extent, 1)
         return found
 
-    def _of(self, extent: int, pages_max: int) -> tuple[Pages, ...]:
-        found = self._found.get((extent, pages_max))
-        if found is None:
-            groups = extent_pages(self._share, extent, self._alike, pages_max)
-            found = self._found[extent, pages_max] = tuple(map(self._pages_in, groups))
-        return found
+    def _groups(self, extent: int, pages_max: int) -> tuple[Pages, ...]:
+        groups = extent_pages(self._share, extent, self._alike, pages_max)
+        return tuple(map(self._pages_in, groups))
 
     def _alike(self, chunk: int) -> object:
         """Equal for chunks whose pages may be worked on together."""

@@ -216,10 +216,8 @@ def _placed(places: WeightsPlaces, action: Cache, payload: Payload) -> Payload:
     show, memory = not payload.checksum, places.claim(*key)
     if memory is not None:
         memory[:] = payload.view()
-        placed = places.fill(*key, show=show)
-    else:
-        found = places.get(*key, show=show)
-        assert found is not None, "it is there, as this is the only thread that writes"
-        placed = found
+        places.fill(*key, show=show)
+    placed = places.get(*key, show=show)
+    assert placed is not None, "it is there, as this is the only thread that writes"
     placed.checksum = payload.checksum
     return placed
