@@ -9,7 +9,7 @@ an announcement that is lost is therefore only late.
     Begin    hyper-parameters of step   Received                            received
     Push     an extent's gradient       Received                            received
     Propose  what encoding needs        Agreed                              agreed
-    Pull     weights for a step         Weights                             weights came
+    Pull     weights for a step         Weights, or Received: the same      either came
     Commit   this step is complete      Verdict, then Decided               decided
     Keep     an attachment to a step    Received                            received
     Cancel   ends this attempt          Abort                               abort
@@ -77,6 +77,8 @@ class Verb(IntEnum):
     HELLO = 7
     """Not all ranks have joined; `contributors` are those that have, as far as the parent knows."""
     PAGE = 8
+    PULL = 9
+    """The weights are those of the step before, which the asker has."""
 
 
 class PayloadRule(IntEnum):
@@ -186,6 +188,8 @@ class Pull(DataMessage):
 
     count: int = 1
     """How many, from the named one on."""
+    has: bool = False
+    """The asker has those of the step before: of what is the same no bytes need to come."""
 
 
 @message(4, payload=PayloadRule.ONE)

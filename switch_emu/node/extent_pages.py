@@ -62,6 +62,19 @@ class PageGroup:
         """The group's segments of a bitmap of the extent's."""
         return bitmap >> self.first_segment & (1 << self.segments_count) - 1
 
+    def absent_by_page(self, bitmap: int) -> list[int]:
+        """The segments of each page in a bitmap of the extent's."""
+        found, left = [], self.absent(bitmap)
+        for segments in self.segments:
+            found.append(left & (1 << len(segments)) - 1)
+            left >>= len(segments)
+        return found
+
+    def is_idle(self, bitmap: int) -> list[bool]:
+        """True for each page all of whose segments are in a bitmap of the extent's."""
+        by_page = zip(self.absent_by_page(bitmap), self.segments, strict=True)
+        return [absent == (1 << len(segments)) - 1 for absent, segments in by_page]
+
     def part(self, data: memoryview, dtype: str) -> memoryview:
         """The group's values of a payload of the extent."""
         scale = DTYPES[dtype].nbytes

@@ -64,17 +64,21 @@ class PageUpdates:
         self._config, self._share, self._layout = config, share, share.layout
         self._norm_type, self._kernels = norm_type, kernels
         self._pages_together = pages_together
-        self._found: dict[int, tuple[Pages, ...]] = {}
+        self._of = cache(self._groups)
         self.whole_turn = threading.Lock()
         """One page at a time is updated as a whole: the plan has memory for one."""
 
-    def of(self, extent: int) -> tuple[Pages, ...]:
-        """The pages of an extent, in groups, in order."""
-        found = self._found.get(extent)
-        if found is None:
-            groups = extent_pages(self._share, extent, self._alike, self._pages_together)
-            found = self._found[extent] = tuple(map(self._pages_in, groups))
+    def of(self, extent: int, absent: int = 0) -> tuple[Pages, ...]:
+        """The pages of an extent, in groups, in order; each alone if some of them have only
+        segments that are `absent`, a bitmap."""
+        found = self._of(extent, self._pages_together)
+        if absent and any(any(each.group.is_idle(absent)) for each in found):
+            found = self._of(extent, 1)
         return found
+
+    def _groups(self, extent: int, pages_max: int) -> tuple[Pages, ...]:
+        groups = extent_pages(self._share, extent, self._alike, pages_max)
+        return tuple(map(self._pages_in, groups))
 
     def _alike(self, chunk: int) -> object:
         """Equal for chunks whose pages may be worked on together."""
@@ -190,13 +194,11 @@ def note_bytes(layout: Layout) -> int:
 
 def notes_of(pages: Pages, cause: Cause) -> list[bytes]:
     """For each page what its update depends on beside the step: divisor, and absent segments."""
-    absent, notes = pages.group.absent(cause.absent), []
-    for segments in pages.group.segments:
-        count = len(segments)
-        of_page = absent & ((1 << count) - 1)
-        notes.append(_DIVISOR.pack(cause.divisor) + of_page.to_bytes(-(-count // 8), "little"))
-        absent >>= count
-    return notes
+    by_page = zip(pages.group.absent_by_page(cause.absent), pages.group.segments, strict=True)
+    return [
+        _DIVISOR.pack(cause.divisor) + absent.to_bytes(-(-len(segments) // 8), "little")
+        for absent, segments in by_page
+    ]
 
 
 def redo_of(config: StoreConfig, number: int = 0) -> Redo:

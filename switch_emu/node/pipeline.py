@@ -202,24 +202,40 @@ class Pipeline:
         if action.extent in self._layout.sheets:
             self._update_sheet(action, scratch)
             return
-        pages, wire = self._updates_of.of(action.extent), self._wire_of(action)
+        wire = self._wire_of(action)
         squares: tuple[float, ...] = ()
-        is_finite = True
-        for each in pages:
-            found, rows = self._update_pages(action, each, wire, scratch)
-            if action.is_preview:
+        is_finite = are_there = True
+        made: tuple[PageGroup, RecordRows] | None = None
+        for each in self._updates_of.of(action.extent, action.absent):
+            if all(each.group.is_idle(action.absent)):
+                self._keep_pages(action, each, wire, scratch)
                 continue
+            if made is not None and is_finite and not action.is_preview:
+                self._write(action, *made)
+            found, rows = self._update_pages(action, each, wire, scratch)
             squares += found
             is_finite = is_finite and all(map(math.isfinite, found))
-            if is_finite and each is not pages[-1]:
-                self._write(action, each.group, rows)
-        are_there = is_finite and (rows.weights is not None or not wire.has_masters)
-        self._hand_out(action, squares, wire, are_there=are_there)
+            are_there = rows.weights is not None or not wire.has_masters
+            made = each.group, rows
+        self._hand_out(action, squares, wire, are_there=is_finite and are_there)
         if action.is_preview:
             return
-        if is_finite:  # else the step will be skipped, and its pages are discarded anyway
-            self._write(action, pages[-1].group, rows)
+        if made is not None and is_finite:  # else the step is skipped, and its pages are discarded
+            self._write(action, *made)
         self._report(lambda: self._core.written(action))
+
+    def _keep_pages(
+        self, action: Update, pages: Pages, wire: Outgoing, scratch: Scratch
+    ) -> None:  # fmt: skip
+        """Pages of an update of which no segment has a gradient: they are neither read nor
+        written, but for the weights that are handed out."""
+        if wire.target is not None:
+            self._copy_weights(pages, action.step, wire, scratch)
+        if not action.is_preview:
+            with contextlib.suppress(StaleAttempt):  # the attempt was given up; the core knows
+                self._store.keep(
+                    pages.group.number, pages.group.count, action.step + 1, action.attempt
+                )
 
     def _wire_of(self, action: Update) -> Outgoing:
         # In a step that streams, weights that were placed before its verdict are void.
@@ -387,10 +403,8 @@ class Pipeline:
 
     def _write(self, action: Update, group: PageGroup, rows: RecordRows) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        try:
+        with contextlib.suppress(StaleAttempt):  # the attempt was given up; the core knows
             self._store.write_rows(group.number, action.step + 1, action.attempt, rows)
-        except StaleAttempt:
-            pass  # the attempt was given up meanwhile; the core knows
         self._span(
             "write", start_ns, step=action.step, extent=action.extent, chunk=group.chunks[0],
             bytes=rows.count * rows.record_bytes,
@@ -413,6 +427,8 @@ class Pipeline:
         has_masters = places is not None and places.keeps_masters(action.extent)
         if has_masters and isinstance(action, Update) and action.is_preview:
             places, has_masters = None, False  # they stay as they are
+        if places is not None and isinstance(action, Update):
+            places.note_made(action.extent, step)
         return Outgoing(
             places, self._sent, action.extent, step, action.attempt,
             dtype=found.wire_dtype, nbytes=found.wire_bytes if needed else 0, again=again,
@@ -452,11 +468,12 @@ class Pipeline:
 
     def _read(self, action: ReadWeights, scratch: Scratch) -> None:
         start_ns = SYSTEM_CLOCK.now_ns()
-        payload, in_place = None, 0
-        if self._places is not None:
-            payload = self._places.get(action.extent, action.step, action.attempt)
-            in_place = self._places.count
-        if payload is None:
+        payload, in_place, places = None, 0, self._places
+        if places is not None:
+            payload = places.get(action.extent, action.step, action.attempt)
+            in_place = places.count
+        # If there are masters, others are made by now.
+        if payload is None and not (places and places.keeps_masters(action.extent)):
             with contextlib.suppress(VersionMissing):  # decided or aborted meanwhile: not needed
                 payload, in_place = self._read_weights(action, scratch)
         self._span(
@@ -470,35 +487,19 @@ class Pipeline:
     ) -> tuple[Payload | None, int]:  # fmt: skip
         """The weights and, if they lie in their place, how many there are. Raises
         VersionMissing."""
-        while True:
-            version = action.version
-            if version is None:
-                decided = self._store.decided
-                assert decided is not None
-                version = decided.version
-            try:
-                return self._read_version(action, version, scratch)
-            except VersionMissing:
-                if action.version is not None:
-                    raise  # else the next version was decided just now
-
-    def _read_version(
-        self, action: ReadWeights, version: int, scratch: Scratch
-    ) -> tuple[Payload | None, int]:  # fmt: skip
-        pages, places = self._updates_of.of(action.extent), self._places
-        if places is not None and places.keeps_masters(action.extent):
-            for each in pages:
-                self._store.rows_in_ram(each.group.number, each.group.count, version)
-            payload = places.hand_out(action.extent, action.step, action.attempt)
-            return payload, places.count
+        decided = self._store.decided
+        assert decided is not None
+        version = decided.version if action.version is None else action.version
         wire = self._wire(action, action.step, needed=True)
         try:
-            for each in pages:
+            for each in self._updates_of.of(action.extent):
                 self._copy_weights(each, version, wire, scratch)
+            return wire.written(), wire.in_place
         except VersionMissing:
             wire.given_up()
-            raise
-        return wire.written(), wire.in_place
+            if action.version is not None:
+                raise
+        return self._read_weights(action, scratch)  # the next version was decided just now
 
     def _copy_weights(
         self, pages: Pages, version: int, wire: Outgoing, scratch: Scratch
@@ -535,10 +536,8 @@ class Pipeline:
         # Freed at once: updates in RAM need no memory of the thread, so it is never allocated.
         record = aligned_buffer(kind.record_bytes)
         self._unpack(action, kind, record)
-        try:
+        with contextlib.suppress(StaleAttempt):  # the attempt was given up; the core knows
             self._store.write(page, 0, action.attempt, record)
-        except StaleAttempt:
-            pass  # the attempt was given up meanwhile; the core knows
         self._report(lambda: self._done_with(action.payload, self._core.page_loaded(action)))
 
     def _fill(self, action: FillPage, scratch: Scratch) -> None:

@@ -7,7 +7,7 @@ are updated after the verdict (`at_step`), workers have let go of step t by then
 
     empty   -> written   `claim`, `fill`   weights of a step, made under an attempt
     written -> empty     `claim`           for a later step, under a later attempt, or as void
-    written -> written   `hand_out`        its masters are the weights of this step, too
+    written -> written   `get`             of an earlier step, and none were made since
 
 Who reads is not noted, and need not be, whether it looked (`PlacesMap`) or received a message: a
 place is written for a later step, or once more, when gradients came of all ranks that count, or
@@ -32,8 +32,6 @@ from switch_emu.process.payload import Buffers, Payload
 @dataclass(slots=True)
 class _Place:
     memory: memoryview
-    is_frozen: bool
-    """True if its weights never change: once written, they count for every step."""
     step: int = -1
     """Step that its weights are for; -1: empty."""
     attempt: int = -1
@@ -60,6 +58,9 @@ class WeightsPlaces:
         self._lock = threading.Lock()
         self._decided = (-1, -1)
         """(step, attempt) of the newest decided weights."""
+        self._made = {extent.index: 0 for extent in layout.extents if extent.trainable}
+        """The newest step that weights of an extent were made for. Others are frozen: once written,
+        they count for every step."""
         self.count = count
         """Places of each extent."""
         self._masters = frozenset(masters)
@@ -67,14 +68,18 @@ class WeightsPlaces:
         self._words = memory[places.table_start : places.nbytes].cast("Q")
         self._words[:] = memoryview(bytes(self._words.nbytes)).cast("Q")
         self._places = {
-            places.word(extent.index, step): _Place(
-                memory[start : start + extent.wire_bytes], not extent.trainable
-            )
+            places.word(extent.index, step): _Place(memory[start : start + extent.wire_bytes])
             for extent in layout.extents
             for step in range(count)
             for start in (places.extent_start(extent.index, step),)
         }
         """By their words."""
+
+    def note_made(self, extent: int, step: int) -> None:
+        """Weights of an extent are made for a step, and are not those of the step before."""
+        with self._lock:
+            if extent in self._made:
+                self._made[extent] = step
 
     def claim(
         self, extent: int, step: int, attempt: int, *, again: bool = False
@@ -85,8 +90,8 @@ class WeightsPlaces:
         """
         with self._lock:
             place = self._place(extent, step)
-            is_there = self._has(place, step, attempt) and not again
-            if place.is_claimed or is_there:
+            is_there = self._has(extent, step, attempt) and extent not in self._masters
+            if place.is_claimed or (is_there and not again):
                 return None
             place.is_claimed, place.step = True, -1
             self._words[self._map.word(extent, step)] = 0
@@ -110,20 +115,11 @@ class WeightsPlaces:
         """The weights for a step, if they are here and count under this attempt."""
         with self._lock:
             place = self._place(extent, step)
-            if not self._has(place, step, attempt):
+            if not self._has(extent, step, attempt):
                 return None
+            if place.step != step:
+                place.step, place.attempt = step, attempt
             self._stamp(extent, step, attempt, show=show)
-            return place.payload()
-
-    def hand_out(self, extent: int, step: int, attempt: int) -> Payload | None:
-        """The masters in the place, which are the weights for this step; None while they are
-        written."""
-        with self._lock:
-            place = self._place(extent, step)
-            if place.is_claimed:
-                return None
-            place.step, place.attempt = step, attempt
-            self._stamp(extent, step, attempt)
             return place.payload()
 
     def keeps_masters(self, extent: int) -> bool:
@@ -142,14 +138,16 @@ class WeightsPlaces:
     def _place(self, extent: int, step: int) -> _Place:
         return self._places[self._map.word(extent, step)]
 
-    def _has(self, place: _Place, step: int, attempt: int) -> bool:
-        if place.step < 0 or place.is_claimed:
+    def _has(self, extent: int, step: int, attempt: int) -> bool:
+        place, made = self._place(extent, step), self._made.get(extent)
+        if place.is_claimed:
             return False
-        if place.is_frozen:
-            return True
-        return place.step == step and (
-            place.attempt == attempt or (step, place.attempt) == self._decided
-        )
+        if extent in self._masters:  # they are there before anything of it is asked for
+            return (made or 0) <= step
+        if place.step < 0 or made is None:
+            return place.step >= 0
+        counts = place.attempt == attempt or (place.step, place.attempt) == self._decided
+        return counts and (place.step == step or made <= place.step < step)
 
     def _stamp(self, extent: int, step: int, attempt: int, *, show: bool = True) -> None:
         stamp = self._map.stamp(extent, step, attempt)

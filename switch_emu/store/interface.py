@@ -16,7 +16,8 @@ Invariants; the tests cite them by number:
         was inside `decide`, at the next; never a mixture. A prepared step stays prepared until it
         is decided or aborted: several nodes can agree on it after a crash.
     P3  A read returns the bytes that were written or raises PageCorruptError.
-    P4  A page not written in a step, and every page of a skipped step, keeps its side.
+    P4  A page not written in a step, and every page of a skipped step, keeps its side. The version
+        being made has it once it was to `keep`.
     P5  `generation` and `attempt` never go back.
     P6  A pinned version does not change, whatever is written, decided or aborted meanwhile.
     P7  A store that is being filled holds no version until one with all pages is decided; reopened
@@ -181,6 +182,13 @@ class PageStore(Closing):
         None: this store has none, or not at equal distances. Raises as `write_rows` does.
         """
         return None
+
+    def keep(self, first: int, count: int, version: int, attempt: int) -> None:
+        """The version being made has these pages, from `first` on, as the decided one has them.
+
+        Raises as `write_rows` does.
+        """
+        self._steps.note_kept(first, count, version, attempt)
 
     @abstractmethod
     def pin(self) -> Pin:

@@ -48,8 +48,10 @@ Redo = Callable[[int, memoryview, memoryview, str, DecidedStep, bytes], None]
 SLOTS_MAX: Final = 64
 _NOTE_BYTES_MAX: Final = 1024
 _SUM_BYTES: Final = 4
-_DTYPES: Final = ("", "float32", "bfloat16", "float16")
-"""Types of sums, by their number in a header; the first means that there is none."""
+_ZEROS: Final = "zeros"
+_DTYPES: Final = ("", "float32", "bfloat16", "float16", _ZEROS)
+"""Types of sums, by their number in a header; the first means that there is none, the last that
+nothing is written."""
 _MAGIC: Final = b"LUWUSUM1"
 _HEAD: Final = struct.Struct("<8s16sqqQ")  # magic, store uuid, step logged before it, step bytes
 _DIGEST_BYTES: Final = 16
@@ -210,8 +212,7 @@ class SumLog(Closing):
     def write(self, slot: int, page: int, data: memoryview, dtype: str, note: bytes) -> None:
         """Write the sum of a page in the version being made; the last one counts."""
         assert len(data) == self._config.page_elems[page] * DTYPES[dtype].nbytes
-        if dtype == "float32":
-            data, dtype = _narrowed(data)
+        data, dtype = _narrowed(data, dtype)
         self._file.write(self.shape.offset(slot, page), data)
         digest = xxhash.xxh3_128_digest(data)
         self._rows[page] = _DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0")
@@ -254,8 +255,8 @@ class SumLog(Closing):
         Raises PageCorruptError if the sum is not what was written.
         """
         row = logged.rows[page]
-        dtype = _DTYPES[row["dtype"]]
-        data = aligned_buffer(self._config.page_elems[page] * DTYPES[dtype].nbytes)
+        dtype, elems = _DTYPES[row["dtype"]], self._config.page_elems[page]
+        data = aligned_buffer(0 if dtype == _ZEROS else elems * DTYPES[dtype].nbytes)
         self._file.read(self.shape.offset(logged.slot, page), data)
         found, expected = xxhash.xxh3_128_digest(data), row["digest"].tobytes()
         if found != expected:
@@ -264,6 +265,8 @@ class SumLog(Closing):
                 f"checksum 0x{found.hex()}, expected 0x{expected.hex()}. It changed after it was "
                 "written, or the write was lost; restore the store from a checkpoint."
             )
+        if dtype == _ZEROS:
+            data, dtype = aligned_buffer(elems * _SUM_BYTES), "float32"
         redo(page, record, data, dtype, logged.step, row["note"].tobytes())
 
     def close(self) -> None:
@@ -293,11 +296,16 @@ class SumLog(Closing):
         return LoggedStep(step, slot, (before[0], before[1]), rows)
 
 
-def _narrowed(data: memoryview) -> tuple[memoryview, str]:
-    """The same float32 values in half of the bytes, if all of them are of bfloat16: as the sum of
-    one contribution in 16 bits is."""
-    bits = np.frombuffer(data, np.uint32)
-    if (bits[:64] & 0xFFFF).any() or (bits & 0xFFFF).any():  # in others the first ones tell
+def _narrowed(data: memoryview, dtype: str) -> tuple[memoryview, str]:
+    """The same values in fewer bytes: none if all are zeros, as of experts that no token came to;
+    half if float32 values are all of bfloat16, as the sum of one contribution in 16 bits is."""
+    halves = np.frombuffer(data, np.uint16)
+    if not (halves[:64].any() or halves.any()):  # mostly the first ones tell
+        return data[:0], _ZEROS
+    if dtype != "float32":
+        return data, dtype
+    bits = halves.view(np.uint32)
+    if (bits[:64] & 0xFFFF).any() or (bits & 0xFFFF).any():
         return data, "float32"
     narrow = aligned_buffer(len(data) // 2)
     np.right_shift(bits, 16, out=np.frombuffer(narrow, np.uint16), casting="unsafe")

@@ -57,6 +57,7 @@ class PageEntry(NamedTuple):
     version: int
     """The step that wrote it; old for pages that do not change."""
     attempt: int
+    """Under which it was written, or kept."""
     digests: bytes = b""
     """xxh3-128 of each part of the record, 16 bytes each; none in memory that is not checked."""
     tail: bytes = b""
@@ -406,6 +407,12 @@ class StepState:
         """Note written pages of the version being made, from `first` on."""
         with self._lock:
             self._tentative.update(enumerate(entries, first))
+
+    def note_kept(self, first: int, count: int, version: int, attempt: int) -> None:
+        """Note pages that stay as they are; see `PageStore.keep`."""
+        self.check_making(f"page {first}", version, attempt)
+        found = self._table.entries(first, count)
+        self.note_written(first, [entry._replace(attempt=attempt) for entry in found])
 
     # ---------------------------------------------------------------------- filling
 

@@ -153,7 +153,10 @@ class SwitchShell(Loop):
         payload = action.payload
         assert isinstance(payload, Payload)
         places, now_ns = self._places, SYSTEM_CLOCK.now_ns()
-        cached = self._kept(payload) if places is None else _placed(places, action, payload)
+        if places is not None:
+            cached = _placed(places, action, payload)
+        else:
+            cached = self._kept(payload) if action.is_new else payload.share()
         in_place = 0 if places is None else places.count
         self.do(self.core.cached(now_ns, action, cached, payload.nbytes, in_place=in_place))
 
@@ -207,14 +210,14 @@ class SwitchShell(Loop):
 def _placed(places: WeightsPlaces, action: Cache, payload: Payload) -> Payload:
     """The weights at a place beside the others of their unit, where children may use them."""
     key = (action.extent, action.step, action.attempt)
+    if action.is_new:
+        places.note_made(action.extent, action.step)
     # Who looks sees no checksum, which weights of one of several nodes have.
     show, memory = not payload.checksum, places.claim(*key)
     if memory is not None:
         memory[:] = payload.view()
-        placed = places.fill(*key, show=show)
-    else:
-        found = places.get(*key, show=show)
-        assert found is not None, "it is there, as this is the only thread that writes"
-        placed = found
+        places.fill(*key, show=show)
+    placed = places.get(*key, show=show)
+    assert placed is not None, "it is there, as this is the only thread that writes"
     placed.checksum = payload.checksum
     return placed

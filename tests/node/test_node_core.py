@@ -438,6 +438,27 @@ def test_the_weights_after_a_skipped_step_are_those_before_it() -> None:
     )  # fmt: skip
 
 
+def test_who_has_weights_that_no_update_touches_is_sent_none() -> None:
+    """Goal: a receipt, before anything is read; whoever does not have them has them read; and of a
+    step that is skipped everybody does, as weights elsewhere are void."""
+    parts = Parts()
+    serving, step = parts.serving, parts.steps.at(0)
+    step.unchanged.add(0)
+    has = parts.m(wire.Pull, index=0, part=0, step=1, has=True)
+    lacks = parts.m(wire.Pull, index=0, part=1, step=1)
+    read = "ReadWeights extent=0 step=1 attempt=1 parts={}"
+    parts.check(
+        (lambda: serving.pull(CHILD, has), False,
+         ["switch: Received index=0 part=0 verb=PULL contributors=0 step=1"]),
+        (lambda: serving.awaits(1, 0), False, []),
+        (lambda: serving.pull(CHILD, lacks), False, [read.format(1)]),
+        (lambda: serving.weights_read(do.ReadWeights(0, 1, None, 1, (1,)), None, in_place=0), None,
+         []),
+    )  # fmt: skip
+    step.verdict = parts.m(wire.Verdict, role=Role.NODE, applied=False, norms=(0.0,))
+    parts.check((lambda: serving.pull(CHILD, has), False, [read.format(0)]))
+
+
 def test_in_place_a_page_is_overwritten_when_nobody_reads_it() -> None:
     """P8. Goal: an update waits for reads of the version that it overwrites, and none of them
     begins after it."""

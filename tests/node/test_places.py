@@ -30,6 +30,7 @@ def places() -> WeightsPlaces:
 
 
 def publish(places: WeightsPlaces, chunk: int, step: int, attempt: int, value: int) -> Payload:
+    places.note_made(chunk, step)
     memory = places.claim(chunk, step, attempt)
     assert memory is not None
     memory[:] = bytes([value]) * memory.nbytes
@@ -100,3 +101,32 @@ def test_frozen_weights_are_written_once(places: WeightsPlaces) -> None:
     for step in range(1, 6):
         assert places.get(FROZEN, step, attempt=step) is not None
         assert places.claim(FROZEN, step, step) is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_weights_that_did_not_change_are_not_written_again(count: int) -> None:
+    """I3. Goal: a place has the weights of a later step, if none were made since, under the attempt
+    in which they were, or decided; of those that were made for a step in between, it has not."""
+    places = WeightsPlaces(layout(), memoryview(bytearray(places_bytes(layout(), count))), count)
+    publish(places, TRAINED, 4, 0, 1)
+    later = 4 + count
+    assert places.get(TRAINED, later, 1) is None, "another attempt may have made others"
+    assert places.claim(TRAINED, later, 0) is None
+    found = places.get(TRAINED, later, 0)
+    assert found is not None
+    assert bytes(found.view()[:1]) == b"\1"
+    publish(places, TRAINED, later + 1, 0, 2)
+    memory = places.claim(TRAINED, later + 2, 0)
+    assert (memory is None) == (count == 1), "with two places the other has what was made"
+    assert (places.get(TRAINED, later + 2, 0) is None) == (count == 2)
+
+
+def test_decided_weights_that_did_not_change_count_under_a_later_attempt(
+    places: WeightsPlaces,
+) -> None:
+    """I2. Goal: an abort leaves what was decided; what the attempt made since is void."""
+    publish(places, TRAINED, 4, 0, 1)
+    places.note_decided(4, 0)
+    assert places.get(TRAINED, 6, 1) is not None
+    publish(places, TRAINED, 7, 1, 2)
+    assert places.claim(TRAINED, 8, 2) is not None

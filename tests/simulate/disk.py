@@ -259,6 +259,11 @@ class Disk:
         self._note_written(chunk, version, attempt)
         self.tentative[chunk] = (version, weights, momentum)
 
+    def keep(self, chunk: int, version: int, attempt: int) -> None:
+        """The page of a chunk is in the version being made as it is in the decided one."""
+        if attempt == self.attempt:
+            self.tentative[chunk] = (version, *self.pages[chunk][1:])
+
     def _note_written(self, chunk: int, version: int, attempt: int) -> None:
         made = (version, attempt)
         assert self.written.get(chunk) != made, f"O3: page {chunk} is written twice as {made}"
@@ -561,6 +566,10 @@ class StoredDisk(Disk):
                 self._now.log_sum(page, version, attempt, data, "float32", note)
             self._now.write(page, version, attempt, record)
             self._note_written(chunk, version, attempt)
+
+    def keep(self, chunk: int, version: int, attempt: int) -> None:
+        with self._calling(), contextlib.suppress(StaleAttempt):
+            self._now.keep(self.share.page(chunk), 1, version, attempt)
 
     def _record(self, chunk: int, weights: Any, momentum: Any) -> tuple[int, bytearray]:
         page = self.share.page(chunk)

@@ -7,8 +7,9 @@ byte changes every later one.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -246,6 +247,14 @@ class Job:
             if at_nobody or (segment.parameter + step + rank + part) % 4 == 0:
                 found |= 1 << index
         return found
+
+    def is_untouched(self, ranks: Iterable[int], step: int, chunk: int) -> bool:
+        """Whether none of these ranks has a gradient for any segment of a chunk in a step."""
+        everything = (1 << self.layout.segments_count(chunk)) - 1
+        common = everything
+        for rank, part in itertools.product(ranks, range(self.backwards)):
+            common &= self.absent(rank, step, chunk, part)
+        return common == everything
 
     def gradient(
         self, weights: Any, rank: int, step: int, chunk: int, part: int, start: int = 0

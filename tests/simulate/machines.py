@@ -372,7 +372,7 @@ class Node(Process):
         total = self._total(action.extent, action.contributions)
         total = total[page.start : page.start + page.elems]
         weights, momentum = self._owned.read(page.chunks[0], action.step)
-        if not action.is_preview:
+        if not (action.is_preview or all(page.is_idle(action.absent))):
             self.disk.overwrite(page.chunks[0])
         grad = total / np.float32(action.divisor)
         unchanged = mask_of(self._job.layout, page.chunks[0], page.absent(action.absent))
@@ -384,7 +384,7 @@ class Node(Process):
         is_finite = all(map(math.isfinite, squares))
         if is_finite and at + 1 < len(pages):
             if not action.is_preview:
-                self._write_page(action, page.chunks[0], new, momentum, summed)
+                self._write_page(action, page, new, momentum, summed)
             self._later(lambda: self._update_page(action, at + 1, squares, made, rest))
             return []
         published = None
@@ -392,24 +392,30 @@ class Node(Process):
             published = Payload(np.concatenate(made), self.account)
         if rest:
             if not action.is_preview:
-                self._write_page(action, page.chunks[0], new, momentum, summed)
+                self._write_page(action, page, new, momentum, summed)
             self._later(lambda: self._update_page(rest[0], 0, (), [], rest[1:]))
         if action.is_preview:
             return self.core.previewed(action, published)
         if rest:
             return self.core.updated(action, squares, published)
-        self._later(lambda: self._written(action, page.chunks[0], new, momentum, summed))
+        self._later(lambda: self._written(action, page, new, momentum, summed))
         return self.core.updated(action, squares, published)
 
     def _written(
-        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any, summed: Summed
-    ) -> Any:
-        self._write_page(action, chunk, weights, momentum, summed)
+        self, action: node_actions.Update, page: PageGroup, weights: Any, momentum: Any,
+        summed: Summed,
+    ) -> Any:  # fmt: skip
+        self._write_page(action, page, weights, momentum, summed)
         return self.core.written(action)
 
     def _write_page(
-        self, action: node_actions.Update, chunk: int, weights: Any, momentum: Any, summed: Summed
-    ) -> None:
+        self, action: node_actions.Update, page: PageGroup, weights: Any, momentum: Any,
+        summed: Summed,
+    ) -> None:  # fmt: skip
+        (chunk,) = page.chunks
+        if all(page.is_idle(action.absent)):
+            self._owned.keep(chunk, action.step + 1, action.attempt)
+            return
         if self._job.update == "streaming" and action.norms:  # perhaps once before the verdict
             self._owned.written.pop(chunk, None)
         self._write(chunk, action.step + 1, action.attempt, weights, momentum, summed)

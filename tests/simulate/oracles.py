@@ -3,7 +3,8 @@
 O1  a state that is opened again is never older than what any worker was told is decided
 O2  decided weights are those of a plain loop that replays the ledger
 O3  every decided step holds each rank once: what it holds is explained by *one* start of each rank;
-    a page is written once, and with it all pages of its extent, under the attempt that is decided
+    a page is written once, and with it all pages of its extent, under the attempt that is decided,
+    unless it has no gradient: then it is not
 O4  when faults end, the job finishes within a bound (`history.py`)
 O5  the payloads that a process holds stay within its limits (`world.Account`), and when all is done
     it holds none; a switch, a node's own too, holds copies of weights (`history.py`)
@@ -194,15 +195,22 @@ class Oracles:
                 candidate.is_struck = True
 
     def _check_whole(self, disk: Disk, version: int, attempt: int) -> None:
-        """Of each extent all pages are of this version, or none is; the attempt counts too."""
-        layout = self._job.layout
+        """Of each extent all pages that have a gradient are of this version, or none is, and no
+        others; the attempt counts too."""
+        layout, ranks = self._job.layout, ranks_of(disk.ledger[version])
         for extent in layout.extents if disk.applied else ():
             if not disk.share.owns_extent(extent.index):
                 continue
-            made = {disk.written.get(chunk) == (version, attempt) for chunk in extent.chunks}
-            assert len(made) == 1, (
-                f"O3: of extent {extent.index} some pages were written as version {version} under "
-                f"attempt {attempt}: {[disk.written.get(chunk) for chunk in extent.chunks]}"
+            changed = {
+                chunk
+                for chunk in extent.chunks
+                if not self._job.is_untouched(ranks, version - 1, chunk)
+            }
+            found = {chunk: disk.written.get(chunk) for chunk in extent.chunks}
+            made = {chunk for chunk in extent.chunks if found[chunk] == (version, attempt)}
+            assert made in (changed, set()), (
+                f"O3: of extent {extent.index} other pages were written as version {version} under "
+                f"attempt {attempt} than {sorted(changed)}: {found}"
             )
 
     def _check_kept(self, disk: Disk, version: int) -> None:

@@ -111,12 +111,12 @@ class Eager(Node):
     """Writes the first page of an extent twice."""
 
     def _written(
-        self, action: node_actions.Update, chunk: int, weights: object, momentum: object,
+        self, action: node_actions.Update, page: PageGroup, weights: object, momentum: object,
         summed: Summed,
     ) -> object:  # fmt: skip
         first = self._pages(action.extent)[0].chunks[0]
         self._owned.write(first, action.step + 1, action.attempt, weights, momentum)
-        return super()._written(action, chunk, weights, momentum, summed)
+        return super()._written(action, page, weights, momentum, summed)
 
 
 class Mixed(Node):
@@ -129,7 +129,7 @@ class Mixed(Node):
 
 @pytest.mark.parametrize(
     ("kind", "found"),
-    [(Forgetful, "O3: of extent|O2|O6"), (Eager, "written twice"), (Mixed, "O2|O6")],
+    [(Forgetful, "O3: of extent|O2|O6"), (Eager, "written twice"), (Mixed, "O3: of extent|O2|O6")],
 )
 def test_the_oracles_see_what_is_wrong_with_an_extent(kind: type[Node], found: str) -> None:
     """O7. Goal: a page left out, a page written twice, and segments of another page are found."""

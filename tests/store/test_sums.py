@@ -13,7 +13,7 @@ import pytest
 from luwu.base.errors import ConfigError, StateError
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, StoreConfig
 from switch_emu.store.logged import LoggedPageStore
-from switch_emu.store.sums import SUMS_NAME, SumShape
+from switch_emu.store.sums import SUMS_NAME, SumShape, _narrowed
 from tests.suites.store_suite import contents, read, record, small_config, sum_of, take_step
 
 PAGES = range(7)
@@ -34,8 +34,11 @@ def update(
 class Job:
     """A store that is updated as a node does it, and what each version of it is to be."""
 
-    def __init__(self, path: Path, seed: int, *, in_place: bool = False) -> None:
-        self.path, self.in_place = path, in_place
+    def __init__(
+        self, path: Path, seed: int, *, in_place: bool = False, has_zeros: bool = False
+    ) -> None:
+        """`has_zeros`: some sums are zeros, as those of experts that no token came to."""
+        self.path, self.in_place, self.has_zeros = path, in_place, has_zeros
         self.random = Random(seed)
         self.expected: dict[int, list[bytes]] = {}
         FilePageStore.create(path, small_config(), durability="process", direct_io=False).close()
@@ -56,6 +59,8 @@ class Job:
         store, now = self.store, list(self.expected[version - 1])
         for page in pages:
             data = sum_of(store.config, page, version, attempt)
+            if self.has_zeros and (page + version) % 3:
+                data = memoryview(bytes(len(data)))
             dtype = "float32" if page % 3 else "bfloat16"
             whole = bytearray(now[page])
             update(
@@ -142,7 +147,7 @@ class Job:
 def test_killed_after_any_step_a_store_opens_at_it(tmp_path: Path, seed: int) -> None:
     """P2, P9. Goal: pages and sums on disk are each version, whatever was updated, skipped, given
     up or opened again before. Method: 30 calls drawn from a seed; after each, open a copy."""
-    job = Job(tmp_path / "store", seed)
+    job = Job(tmp_path / "store", seed, has_zeros=seed % 2 > 0)
     for call in range(30):
         what = job.random.choice(("step", "step", "step", "skip", "abort", "prepared", "open"))
         if what == "open":
@@ -176,6 +181,27 @@ def test_a_page_is_written_whole_when_its_turn_comes(tmp_path: Path) -> None:
     headers = SLOTS * file._sums.shape.header_bytes if file._sums else 0
     assert written <= headers
     job.check_image(tmp_path / "image")
+    job.store.close()
+
+
+def test_a_sum_of_zeros_takes_no_bytes(tmp_path: Path) -> None:
+    """P9. Goal: a page whose sum is zeros is updated all the same, and nothing of it is written."""
+    job = Job(tmp_path / "store", 0, has_zeros=True)
+    file = job.store._file
+    assert file._sums is not None
+    header = file._sums.shape.header_bytes
+    for _ in range(SLOTS):
+        version, before = len(job.expected), file.stats.bytes_written
+        zeros = [
+            page for page in TRAINED if (page + version) % 3 and not job.store._file.has_turn(page)
+        ]
+        assert zeros
+        job.step(zeros)
+        assert job.expected[version] != job.expected[version - 1]
+        assert file.stats.bytes_written - before <= header + sum(
+            file.config.record_bytes[page] for page in PAGES if page not in zeros
+        )
+        job.check_image(tmp_path / f"image-{version}")
     job.store.close()
 
 
@@ -322,3 +348,22 @@ def test_a_sum_of_bfloat16_values_takes_half(tmp_path: Path) -> None:
     narrow = np.arange(4096, dtype=np.uint16)
     assert seen == [(narrow.tobytes(), "bfloat16"), (values.tobytes(), "float32")]
     job.store.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "found"),
+    [
+        ([0.0, 0.0], "float32", ("zeros", 0)),
+        ([0.0, -0.0], "float32", ("bfloat16", 4)),
+        ([0.0, 1.0], "float32", ("bfloat16", 4)),
+        ([0.0, 1.1], "float32", ("float32", 8)),
+        ([0.0, 0.0], "float16", ("zeros", 0)),
+        ([0.0, -0.0], "float16", ("float16", 4)),
+    ],
+)
+def test_a_sum_is_written_in_as_few_bytes_as_have_its_bits(
+    values: list[float], dtype: str, found: tuple[str, int]
+) -> None:
+    """I3. Goal: no bit is lost, not even the sign of a zero."""
+    data, name = _narrowed(memoryview(np.array(values, dtype)).cast("B"), dtype)
+    assert (name, len(data)) == found

@@ -26,6 +26,7 @@ from switch_emu.store import (
     MemoryPageStore,
     PageKind,
     PageStore,
+    StaleAttempt,
     StoreConfig,
     TieredPageStore,
     VersionMissing,
@@ -282,6 +283,32 @@ class PageStoreSuite:
                 newest[page] = version
             expected = [record(store, page, newest[page]) for page in range(7)]
             assert contents(store, version) == expected, version
+
+    def test_a_page_that_stays_is_in_the_version_being_made(self, store: PageStore) -> None:
+        """P4. Goal: once it was to stay it can be read there, as it was, and not before; an abort
+        forgets that."""
+        take_step(store, 0)
+        write_pages(store, [1], 1)
+        store.keep(4, 2, 1, 0)
+        for page in (4, 5):
+            assert read(store, page, 1) == record(store, page, 0)
+        with pytest.raises(VersionMissing, match="page 0 has no version 1 yet"):
+            read(store, 0, 1)
+        with pytest.raises(StaleAttempt):
+            store.keep(0, 1, 1, 1)
+        with pytest.raises(StateError, match="version 2 cannot be made"):
+            store.keep(0, 1, 2, 0)
+        if store.is_in_place:  # P8
+            return
+        store.record_attempt(1)
+        store.abort(0)
+        with pytest.raises(VersionMissing, match="page 4 has no version 1 yet"):
+            read(store, 4, 1)
+        take_step(store, 1, attempt=1, pages=[0])
+        store.keep(0, 1, 2, 1)
+        assert read(store, 0, 2) == record(store, 0, 1, 1)
+        with pytest.raises(VersionMissing, match="page 4 has no version 2 yet"):
+            read(store, 4, 2)
 
     def test_version_zero_needs_every_page(self, store: PageStore) -> None:
         """Goal: initial weights are all there or not decided."""

@@ -13,7 +13,7 @@ from luwu.protocol.actions import PARENT, Send
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
-from luwu.wire.messages import Role
+from luwu.wire.messages import Role, Verb
 from switch_emu.node.core.actions import ReadWeights
 from switch_emu.switch.core.actions import Cache, SwitchLimits
 from switch_emu.switch.core.weights_down import WeightsDown, chosen_extents
@@ -98,7 +98,7 @@ def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pus
     for extent in SECOND:
         cached(part, handed, extent, now=f"old {extent}")
     first, second = SECOND
-    pull = f"parent: Pull step=1 index={first} count=2"
+    pull = f"parent: Pull step=1 index={first} count=2 has=True"
     late = message(wire.Pull, step=1, index=second)
     came = message(wire.Weights, step=1, index=second, dtype="float32")
     copy = Cache(second, 1, 0, 0, "float32", "bytes")
@@ -191,6 +191,45 @@ def test_frozen_weights_serve_every_step_of_an_attempt() -> None:
     sent = f"left: Weights step=7 index={FROZEN} dtype=float32 + 'frozen'"
     handed.play(part, [("pull", (handed.left, pull), [sent]), ("forget", (), ["drop frozen"])])
     assert part.cache.bytes_used == 0
+
+
+def test_weights_that_are_the_same_are_not_sent_again() -> None:
+    """Goal: those of the step before count for the next, for whoever has asked for it, and for
+    other uses of it; where they are gone, the answer is none, and bytes are asked for."""
+    handed = Handed()
+    part, extent = part_of(handed), SECOND[0]
+    cached(part, handed, extent, now="old")
+    pulls = [message(wire.Pull, step=1, index=extent, part=use) for use in (0, 1)]
+    answers = [
+        message(wire.Received, step=1, index=extent, part=use, verb=Verb.PULL) for use in (0, 1)
+    ]
+    copies = [Cache(extent, 1, use, 0, "float32", "old", is_new=False) for use in (0, 1)]
+    to_left = f"left: Weights step=1 index={extent} dtype=float32 + 'old'"
+    to_right = f"right: Weights step=1 index={extent} part=1 dtype=float32 + 'old'"
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, pulls[0]), [f"parent: Pull step=1 index={extent} has=True"]),
+            ("pull", (handed.right, pulls[1]),
+             [f"parent: Pull step=1 index={extent} part=1 has=True"]),
+            ("same", (answers[0],), ["Cache extent"]),
+            ("cached", (copies[0], "old", 5), [to_left, "drop old"]),
+            ("same", (answers[0],), []),
+            ("same", (answers[1],), ["Cache extent"]),
+            ("cached", (copies[1], "old", 5), [to_right, "drop old"]),
+        ],
+    )  # fmt: skip
+    assert part.cache.bytes_used == 5
+    name = ("pull", 2, 0, extent)
+    part.pull(handed.left, message(wire.Pull, step=2, index=extent))
+    assert not handed.uplink.asks(name), "the step before it is open"
+    handed.outbox.step = 1
+    part.pull(handed.left, message(wire.Pull, step=2, index=extent))
+    handed.outbox.take()
+    part.forget(1)
+    handed.outbox.take()
+    handed.play(part, [("same", (replace(answers[0], step=2),), [])])
+    assert handed.uplink.asks(name)
 
 
 @pytest.mark.parametrize("change", ["attempt", "decided", "cached"])
@@ -287,3 +326,17 @@ def test_a_node_reads_no_weights_that_a_switch_caches(cache_bytes: int, update: 
     others = {read for read in node.reads if read[1] not in chosen}
     assert bool(others) == (cache_bytes < ALL_BYTES)
     assert cluster.switch.core.counts()["cached_count"] > 0
+
+
+@pytest.mark.parametrize("update", ["streaming", "at_step"])
+def test_a_node_reads_nothing_of_what_did_not_change(update: str) -> None:
+    """I1. Goal: in odd steps a unit has no gradient, and no update hands its weights out: the
+    switch has them for the even steps that follow."""
+    limits = SwitchLimits(push_window_bytes=50_000, cache_bytes_max=10**6)
+    job = Unclipped(LAYOUT, steps=6, update=update, switch_limits=limits, absent_unit=1)
+    cluster = CountedCluster(1, job, Faults())
+    cluster.run()
+    (node,) = cluster.nodes
+    assert isinstance(node, Counted)
+    read = {step for step, extent in node.reads if extent in SECOND}
+    assert {step for step in read if step % 2 == 0} == {0}

@@ -5,6 +5,7 @@
                                    a page that no update touches is the same in both versions
 
     Pull -> wanted     the weights are not there yet
+    wanted -> same     the asker has those of the step before, and no update touches them: Received
          -> queued     they can be read; reads start in this order, a few at a time: ReadWeights
     wanted -> sent     an update hands them out on its way
     Copy -> CopyPage   a whole page, for a node that is being filled
@@ -21,6 +22,7 @@ from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
+from luwu.wire.messages import Verb
 from switch_emu.node.core.actions import CopyPage, ReadWeights, Update
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.step import Steps
@@ -35,8 +37,9 @@ class Serving:
         self._outbox, self._children = outbox, children
         self._shard, self._steps = shard, steps
         self._reads_max = reads_max
-        self._wanted: dict[tuple[int, int], set[int]] = {}
-        """(step, extent) -> uses for which it is wanted."""
+        self._wanted: dict[tuple[int, int], dict[int, bool]] = {}
+        """(step, extent) -> uses for which it is wanted, and if the asker has those of the step
+        before."""
         self._queue: deque[ReadWeights] = deque()
         self._reads: list[ReadWeights | CopyPage] = []
         """Under way; one that is asked for again is there twice."""
@@ -56,7 +59,7 @@ class Serving:
                 self._steps.at(m.step).pulled.setdefault(extent)
             else:
                 self._pulled_ahead.setdefault(extent)
-            self._wanted.setdefault((m.step, extent), set()).add(m.part)
+            self._wanted.setdefault((m.step, extent), {})[m.part] = m.has
             self.serve(m.step, extent)
         return self._steps.lacks_pieces
 
@@ -70,13 +73,22 @@ class Serving:
             is_trainable = self._shard.layout.extents[extent].trainable
             if not is_trainable or (step and (step.is_skipped or extent in step.unchanged)):
                 version = None  # the same in both versions
+                if step and not step.is_skipped:  # by that all weights that are elsewhere are void
+                    self._send_same(number, extent)
             elif step is None or extent not in step.written or step.is_provisional:
                 return
         elif self._steps.is_overwriting and self._shard.layout.extents[extent].trainable:
             return  # all have committed the step: who asks once more has moved on
-        parts = self._take(number, extent)
-        self._queue.append(ReadWeights(extent, number, version, self._outbox.attempt, parts))
-        self._start_reads()
+        if parts := self._take(number, extent):
+            self._queue.append(ReadWeights(extent, number, version, self._outbox.attempt, parts))
+            self._start_reads()
+
+    def _send_same(self, number: int, extent: int) -> None:
+        """Weights are those of the step before: an asker that has these needs no more."""
+        wanted = self._wanted[number, extent]
+        for part in [part for part, has in wanted.items() if has]:
+            del wanted[part]
+            self._children.send_all(self._outbox.receipt_of(Verb.PULL, number, extent, part))
 
     def publish(self, update: Update, weights: Payload, *, in_place: int) -> None:
         """An update hands its weights out to all that wait for them."""
@@ -154,7 +166,7 @@ class Serving:
 
     def _take(self, step: int, extent: int) -> tuple[int, ...]:
         """The uses for which an extent is wanted; they are served by the caller."""
-        return tuple(sorted(self._wanted.pop((step, extent), ())))
+        return tuple(sorted(self._wanted.pop((step, extent), {})))
 
     def _start_reads(self) -> None:
         while self._queue and len(self._reads) < self._reads_max:

@@ -36,6 +36,8 @@ class Cache:
     attempt: int
     dtype: str
     payload: Payload
+    is_new: bool = True
+    """False: they are ours already, and count for this step as for the one before."""
 
 
 Action = Send | Drop | Note | Sum | Cache

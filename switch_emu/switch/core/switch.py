@@ -7,7 +7,7 @@ needs to know which. Pure: an event and a time in, actions out.
     Hello               notes it; all in: sends one Hello to the parent   Welcome | Refuse
     Load                sends each chunk to the parent once               Received
     Push                fills a slot; full: Sum, then one Push up         Received
-    Pull                sends what it has, or asks the parent once        Weights
+    Pull                sends what it has, or asks the parent once        Weights, Received
     Begin               waits for all, compares, sends one                Received
     Commit              waits for all, compares, sends one                Verdict, then Decided
     Propose             waits for all, combines, sends one                Agreed
@@ -105,6 +105,7 @@ RECEIPTS: Final[Mapping[Verb, str]] = {
     Verb.PUSH: "aggregation.received",
     Verb.KEEP: "attachments.received",
     Verb.LEAVE: "membership.leave_received",
+    Verb.PULL: "weights_down.same",
 }
 
 

@@ -20,8 +20,9 @@ of the unit, or, where pages are updated after the last one (`at_step`), when th
 verdict. Then the node sends them as it updates a page, and need not read them again.
 
     -> cached     `Cache`      the weights of a step came
-    -> newer      `Cache`      those of the next step came: all children have pushed, so none will
-                               ask for the older ones, and if one does, it is asked for again
+    -> newer      `Cache`      those of the next step came, or are the same, and not sent again: all
+                               children have pushed, so none will ask for the older ones, and if one
+                               does, it is asked for again
     -> dropped    `forget`     the step was decided, and the weights are those of before; or a new
                                attempt began: what streamed ahead of a decision is void
 
@@ -352,20 +353,38 @@ class WeightsDown:
         self._moved_ns = self._outbox.now_ns
         runs = neighbours(extents) if self._parent_is_one else [(i, 1) for i in range(len(extents))]
         for first, count in runs:
+            of_run = range(extents[first], extents[first] + count)
             pull = self._outbox.stamped(
-                wire.Pull, step=step, part=part, index=extents[first], count=count
-            )
+                wire.Pull, step=step, part=part, index=extents[first], count=count,
+                has=all(self.cache.get(step - 1, extent) for extent in of_run),
+            )  # fmt: skip
             self._uplink.ask_for(self._outbox.now_ns, names[first : first + count], pull)
+
+    def same(self, m: wire.Received) -> None:
+        """Weights that were asked for are those of the step before."""
+        former = self.cache.get(m.step - 1, m.index) or self.cache.get(m.step, m.index)
+        if former is None or not self._answered(m):  # without them it is asked again
+            return
+        dtype, payload = former.dtype, former.payload
+        attempt = self._outbox.attempt
+        again = Cache(m.index, m.step, m.part, attempt, dtype, payload, is_new=False)
+        self._outbox.actions.append(again)
+
+    def _answered(self, m: wire.DataMessage) -> bool:
+        """True if weights are waited for, which are here."""
+        self._moved_ns = self._outbox.now_ns
+        if not self._uplink.answered(("pull", m.step, m.part, m.index)):
+            return False
+        if self._awaited[m.step]:
+            self._awaited[m.step] -= 1
+        return True
 
     def weights(self, m: wire.Weights, payload: Payload, payload_bytes: int) -> None:
         """The weights that were asked for are here."""
         key = (m.step, m.part, m.index)
-        self._moved_ns = self._outbox.now_ns
-        if not self._uplink.answered(("pull", *key)):
+        if not self._answered(m):
             self._outbox.drop(payload)
             return
-        if self._awaited[m.step]:
-            self._awaited[m.step] -= 1
         if m.in_place:
             self.cache.close()
         elif self.cache.wants(m.step, m.index):  # `cached` answers those that have asked
