@@ -130,7 +130,7 @@ def _run_here(
                 )  # fmt: skip
                 share = _share(config, connection)
                 _say_joined(share, connection, run_directory, console)
-                if connection.hosts > 1:
+                if connection.lacks_switches:
                     connect = _start_switch(supervisor, config, connection, share)
             supervisor.train(
                 script, share=share, connect=connect, sink=console.pass_on,
@@ -268,7 +268,7 @@ def _start_switch(
 
 def _share(config: RunConfig, connection: Connection) -> Share:
     """The workers of a job that this host starts and restarts."""
-    if connection.hosts == 1 and config.switch_memory_budget is not None:
+    if not connection.lacks_switches and config.switch_memory_budget is not None:
         raise ConfigError(
             f"switch_memory_budget: the job at {connection.endpoint} has no switch on this host; "
             "pass it to luwu up, and omit it with --join"

@@ -301,7 +301,7 @@ def _start_in_tree(up: Up, name: str) -> None:
     more_parents: tuple[str, ...] = ()
     if config.tree is None:
         parent = _join_parent(up, directory.connect_file)
-        tree = tree_of_hosts(parent.world_size, parent.hosts)
+        tree = tree_of_hosts(parent.world_size, parent.hosts if parent.lacks_switches else 1)
         place = tree.named(name)
         if place.parent == NODE:
             raise ConfigError(f"name: {name} is above the switches of hosts; leave --name out")

@@ -97,6 +97,11 @@ class Connection(JobSpec):
     """Hosts that share the workers; each of several has a switch, which is started with them."""
 
     @property
+    def lacks_switches(self) -> bool:
+        """True if each host that joins starts a switch: this is not the connection of one."""
+        return self.hosts > 1 and not self.leaves
+
+    @property
     def security(self) -> str:
         """The protection of connections to the job, as text."""
         if not self.endpoint.startswith("tcp://"):

@@ -44,7 +44,7 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
             f"start luwu up with --workers {world_size}, or that many workers"
         )
     where = os.environ["LUWU_CONNECT"]
-    host = HostSwitch(where, connection, rank) if connection.hosts > 1 else None
+    host = HostSwitch(where, connection, rank) if connection.lacks_switches else None
     connection = connection if host is None else host.connection
     file = file_of(where)
     endpoint = followed(

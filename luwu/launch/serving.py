@@ -419,9 +419,7 @@ def add_leaf(
     joined = replace(parent, arena_bytes=arena_bytes)
     endpoint = add_switch(supervisor, config, joined, tree, place, ends, key_name=config.key_name)
     leaves = (leaf_of(place, endpoint),) if place.workers else ()
-    return replace(
-        joined, switch=endpoint, leaves=leaves, more_nodes=(), insecure=config.insecure, hosts=1
-    )
+    return replace(joined, switch=endpoint, leaves=leaves, more_nodes=(), insecure=config.insecure)
 
 
 def on_a_host(config: RunConfig) -> RunConfig:

@@ -8,7 +8,6 @@ scraper holds up no other request.
     luwu_step_busy_ratio{job="5713",engine="compute"} 0.79
     luwu_step_limit{job="5713",engine="compute"} 1
     luwu_link_messages_sent_total{job="5713",role="switch",link="ranks 0"} 98
-    luwu_slot_opened_total{job="5713",role="switch",slot="3"} 12
     luwu_raw_total{job="5713",role="switch"} 0
     luwu_slot_bytes{job="5713",role="switch"} 1048576
     luwu_counted_at_seconds{job="5713",role="switch"} 1790000000
@@ -28,7 +27,6 @@ from luwu.base.errors import ConfigError
 from luwu.base.own import needs
 from luwu.monitor.watch import Watch
 
-LINK, SLOT = "link", "slot"
 HELP: Final = {
     "luwu_link_messages_sent_total": "Messages that the role sent on the link.",
     "luwu_link_header_bytes_sent_total": "Bytes of the headers of messages sent on the link.",
@@ -38,10 +36,7 @@ HELP: Final = {
     "luwu_link_payload_bytes_received_total": "Bytes of payloads received on the link.",
     "luwu_link_repeats_sent_total": "Requests that were sent again because no answer came.",
     "luwu_link_duplicates_received_total": "Gradients of an extent that had been received before.",
-    "luwu_slot_opened_total": "Extents that found the slot free and began to be summed in it.",
-    "luwu_slot_taken_total": "Gradients of an extent that found the slot taken: forwarded as is.",
     "luwu_slot_copies": "Copies of slots that hold an extent now; each slot has two.",
-    "luwu_slot_held_copies": "Copies of the slot that hold an extent now, of two.",
     "luwu_repeated_total": "Requests to the parent that were sent again because no answer came.",
     "luwu_duplicates_total": "Gradients of an extent received again, on all links of the role.",
     "luwu_raw_total": "Gradients of an extent that were forwarded unsummed as no slot was free.",
@@ -151,10 +146,7 @@ def _add_counters(add: Add, role: str, counted: Mapping[str, Any]) -> None:
     whose = {"job": str(counted["job"]), "role": role}
     for link, counts in counted["links"].items():
         for name, value in counts.items():
-            add(f"luwu_link_{name}_total", {**whose, LINK: link}, value)
-    for name, values in counted["slots"].items():
-        for slot, value in enumerate(values):
-            add(metric_name(f"slot_{name}"), {**whose, SLOT: str(slot)}, value)
+            add(f"luwu_link_{name}_total", {**whose, "link": link}, value)
     for name, value in counted["core"].items():
         add(metric_name(name), whose, value)
     add("luwu_counted_at_seconds", whose, datetime.fromisoformat(counted["at"]).timestamp())

@@ -5,7 +5,7 @@ has ended, that failed and that was stopped. A `Watch` reads what was appended s
 
     state       running | finished | failed | stopped | gone | starting, and a text about it
     steps       the time of each step, from one decision to the next; faults and restarts as flags
-    hosts       of `luwu up --hosts`, while it is under way: their ranks
+    hosts       of `luwu up --hosts`, while it is under way: their ranks; also on each of them
     degraded    the optimizer nodes that the job goes on without
     step        the typical one of the last 20 steps as lanes; `slowest`: of the slowest worker;
                 while the run is under way, the last one that ended
@@ -50,8 +50,6 @@ FLAGS_MAX: Final = 50
 """A run with more faults than these shows the first of them, and how many there were."""
 
 _TEXTS: Final = {
-    "node.abort": "the step was restarted: {text}",
-    "node.skipped": "the step was skipped: its gradient norm is {grad_norm}",
     "node.too_few": "too few workers are left: {ranks}; {least} are needed",
     "switch.late": "ranks {ranks} are late: the step usually takes {usual_s:.3g} s",
     "switch.expelled": "ranks {ranks} were rejected: {text}",
@@ -66,24 +64,32 @@ class History:
 
     scalars: dict[str, dict[int, float]] = field(default_factory=dict)
     """Numbers that rank 0 recorded with `luwu.log`, by name and step."""
-    flags_count: int = 0
     ranks: str = ""
     """Those whose gradients are in the last decided step."""
+    aborted: Mapping[str, Any] | None = None
+    """The last abort, until a step is decided: from which `step` on which `ranks` count."""
     degraded: dict[str, Any] | None = None
     """The optimizer nodes that the job goes on without: `nodes`, since which `step`, and a `text`
     that says why."""
-    _decided: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Wall time of each decision, by optimizer node and step."""
-    _flags: list[tuple[int, str]] = field(default_factory=list)
-    """Wall time and text."""
+    _decided: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
+    """Wall time of each decision, by kind of process and number of a node, and step."""
+    _flags: dict[object, tuple[int, str]] = field(default_factory=dict)
+    """Wall time and text, by what several processes know it by."""
 
     def take(self, process: ProcessEvents, record: Mapping[str, Any]) -> None:
         """Take in an instant."""
         name = record["name"]
-        if name == "node.step":
-            at_ns = process.unix_ns(record["at_ns"])
-            self._decided.setdefault(process.file.rank, {})[record["step"]] = at_ns
-            self.ranks = record.get("ranks", "")
+        if name in ("node.step", "switch.step", "worker.step"):
+            step, kind = record["step"], process.file.kind
+            decided = self._decided.setdefault((kind, process.file.rank * (kind == "node")), {})
+            decided[step] = process.unix_ns(record["at_ns"])
+            self.ranks, self.aborted = record.get("ranks", self.ranks), None
+            if not record.get("applied", True):
+                norm = f": its gradient norm is {record['grad_norm']}" if kind == "node" else ""
+                self._flag(process, record, f"the step was skipped{norm}", ("step", step))
+        elif name in ("node.abort", "switch.abort"):
+            self.aborted, attempt = record, ("attempt", record.get("attempt"))
+            self._flag(process, record, f"the step was restarted: {record['text']}", attempt)
         elif name == SCALARS and process.file.rank == 0:
             for key, value in record["values"].items():
                 self.scalars.setdefault(key, {})[record["step"]] = float(value)
@@ -117,8 +123,8 @@ class History:
         may be lost.
         """
         merged: dict[int, int] = {}
-        for node in sorted(self._decided, reverse=True):
-            merged |= self._decided[node]
+        for kind in sorted(self._decided, reverse=True):  # what the first node records counts most
+            merged |= self._decided[kind]
         return merged
 
     @property
@@ -132,20 +138,26 @@ class History:
         ordered = [at for _, at in sorted(self.decided_ns.items())]
         return [(later - earlier) / 1e9 for earlier, later in pairwise(ordered)]
 
+    @property
+    def flags_count(self) -> int:
+        """The number of faults and restarts."""
+        return len(self._flags)
+
     def flags(self) -> list[StepFlag]:
         """Faults and restarts, each at the first step that was decided after it."""
         ordered = sorted(self.decided_ns.items())
         found = []
-        for at_ns, text in sorted(self._flags):
+        for at_ns, text in sorted(self._flags.values())[:FLAGS_MAX]:
             after = next((step for step, decided_ns in ordered if decided_ns >= at_ns), None)
             last = ordered[-1][0] if ordered else 0
             found.append(StepFlag(last if after is None else after, text))
         return found
 
-    def _flag(self, process: ProcessEvents, record: Mapping[str, Any], text: str) -> None:
-        self.flags_count += 1
-        if len(self._flags) < FLAGS_MAX:
-            self._flags.append((process.unix_ns(record["at_ns"]), text))
+    def _flag(
+        self, process: ProcessEvents, record: Mapping[str, Any], text: str, known_by: object = None
+    ) -> None:  # fmt: skip
+        flag = process.unix_ns(record["at_ns"]), text
+        self._flags[known_by or flag] = flag
 
 
 SCHEMA: Final = 4
@@ -179,7 +191,8 @@ class Watch:
         outcome = read_json(self.run.file("outcome.json"))
         state, text = state_now(self.run, processes, outcome)
         is_running = state == "running"
-        connection = read_connection(self.run.connect_file)
+        files = (self.run.connect_file, *sorted(self.run.path.glob("connect-*.json")))
+        connection = next(filter(None, map(read_connection, files)), None)
         counted = counters(self.run)
         resolved: dict[str, Any] = {}
         for path in sorted(self.run.path.glob("resolved*.json")):  # of luwu up --role, one of each
@@ -194,7 +207,7 @@ class Watch:
             "at_unix_s": unix_ns() / 1e9,
             "steps": self._steps(resolved, is_running=is_running),
             **self._lanes(is_running=is_running),
-            "waits_for": self._waits_for() if is_running else None,
+            "waits_for": self._waits_for(connection) if is_running else None,
             "degraded": self._history.degraded,
             "hosts": [] if connection is None else self._hosts(connection),
             "processes": processes,
@@ -253,8 +266,14 @@ class Watch:
         slowest = lanes_of_step(self._events, step, slowest=True).document() if several else None
         return {"step": lanes_of_step(self._events, step).document(), "slowest": slowest}
 
-    def _waits_for(self) -> str | None:
-        """Who is late, where a step takes much longer than those before it."""
+    def _waits_for(self, connection: Connection | None) -> str | None:
+        """Who is late, where a step takes much longer than those before it; or that the ranks of
+        this host are left out."""
+        leaves = connection.leaves if connection is not None and connection.hosts > 1 else ()
+        here = [leaf.ranks for leaf in leaves]
+        aborted = self._history.aborted or {}
+        if here and "ranks" in aborted and not _ranks(*here) & _ranks(aborted["ranks"]):
+            return f"ranks {','.join(here)} of this host are left out since step {aborted['step']}"
         decided, seconds = self._history.decided_ns, self._history.seconds
         if not decided:
             return None
@@ -268,13 +287,13 @@ class Watch:
         }
         latest = max(begun.values(), default=-1)
         behind = [name for name, step in begun.items() if step < latest]
-        whom = ", ".join(behind) if behind else "all processes"
+        whom = ", ".join(behind) or ("other hosts" if here else "all processes")
         return f"no step was decided for {since_s:.0f} s; waiting for {whom}"
 
     def _hosts(self, connection: Connection) -> list[dict[str, str]]:
         """Where each host has a switch: the ranks of each, and which are in the last step."""
         tree = tree_of_hosts(connection.world_size, connection.hosts)
-        last = set(parse_ranks(self._history.ranks, "ranks") if self._history.ranks else ())
+        last = _ranks(self._history.ranks)
         return [
             {
                 "name": place.name, "ranks": ranges_text(place.workers),
@@ -306,9 +325,7 @@ class Watch:
         self, resolved: Mapping[str, Any], counted: Mapping[str, Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """The links of switch and node; of the busier direction, as links are full duplex."""
-        steps = len(self._history.decided_ns)
-        if not steps:  # the node is on another host
-            steps = max([1, *(each.steps_count for each in self._events.of("worker"))])
+        steps = max(1, len(self._history.decided_ns))
         asked = parse_links(resolved.get("link", {}).get("value") or "none")
         found = []
         for name, document in counted.items():
@@ -376,6 +393,10 @@ def state_now(
         "failed",
         f"failed at {outcome['ended']} with exit code {outcome['exit_code']}: {reason}{more}",
     )
+
+
+def _ranks(*texts: str) -> set[int]:
+    return {rank for text in texts if text for rank in parse_ranks(text, "ranks")}
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -40,15 +40,8 @@ class ProcessEvents:
         """Nanoseconds from its monotonic clock to wall time."""
         self._newest = 0
         """The latest step that a span names."""
-        self._first: int | None = None
-        """The step of the first span."""
         self._boot = ""
         self._lines = LogFollower(file.path)
-
-    @property
-    def steps_count(self) -> int:
-        """The number of steps that its spans name."""
-        return 0 if self._first is None else self._newest - self._first + 1
 
     def unix_ns(self, monotonic_ns: int) -> int:
         """Wall time of an instant of this process."""
@@ -59,8 +52,6 @@ class ProcessEvents:
         spans = deque[str](maxlen=SPANS_MAX)
         for line in self._lines.lines():
             if _SPAN_MARK in line:
-                if self._first is None:
-                    self._first = json_object(line).get("step", 0)
                 spans.append(line)
             else:
                 self._take(line, on_instant)

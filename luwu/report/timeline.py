@@ -57,8 +57,8 @@ TRACKS: Final = (
 
 RED: Final = "terrible"
 """The format's name of it."""
-_DECIDED: Final = "node.step"
-_OF_STEPS: Final = {_DECIDED: "decided", "node.verdict": "verdict"}
+_DECIDED: Final = ("node.step", "switch.step", "worker.step")
+_OF_STEPS: Final = {**dict.fromkeys(_DECIDED, "decided"), "node.verdict": "verdict"}
 """Instants of every step, which have a row of their own, and their short names."""
 _LANES_MAX: Final = 100_000
 
@@ -146,7 +146,7 @@ class _Process:
         name, track = _OF_STEPS.get(item.name, item.name), EVENTS
         if item.name in _OF_STEPS:
             track = DECISIONS
-        if item.name == _DECIDED and not item.fields.get("applied"):
+        if item.name in _DECIDED and not item.fields.get("applied"):
             name = "skipped"
         self._tracks.setdefault(track, Lanes()).place(0, 0)
         self._writer.write({

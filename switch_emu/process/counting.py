@@ -3,8 +3,7 @@
     counters/switch.json   {"schema": 1, "job": 5713, "role": "switch", "pid": 4711,
                             "at": "2026-...",
                             "links": {"parent": {"messages_sent": ..., ...}, "ranks 0": {...}},
-                            "core": {"raw_count": 0, "slot_bytes_now": 1048576, ...},
-                            "slots": {"opened_count": [12, 12, ...], ...}}
+                            "core": {"raw_count": 0, "slot_bytes_now": 1048576, ...}}
 
 Bytes and messages passed between processes; emulated links have counters of their own. The file is
 replaced as a whole, so a reader sees one instant. `luwu status` reads it.
@@ -13,7 +12,7 @@ replaced as a whole, so a reader sees one instant. `luwu status` reads it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -27,10 +26,6 @@ EVERY_NS: Final = 1_000_000_000
 
 Counts = dict[str, int]
 """Name -> number; `..._count` and `..._bytes` only grow, `..._now` goes both ways."""
-
-
-SlotCounts = Mapping[str, Sequence[int]]
-"""Name -> one number per slot; names as above."""
 
 
 class CountersFile:
@@ -47,16 +42,14 @@ class CountersFile:
         """True if a second has passed."""
         return now_ns >= self._due_ns
 
-    def write(
-        self, links: Mapping[str, LinkCount], core: Counts, slots: SlotCounts | None = None
-    ) -> None:
+    def write(self, links: Mapping[str, LinkCount], core: Counts) -> None:
         """Replace the file."""
         self._due_ns = SYSTEM_CLOCK.now_ns() + EVERY_NS
         document = {
             "schema": SCHEMA, "job": self._job, "role": self._role, "pid": os.getpid(),
             "at": utc_text(),
             "links": {name: count.document() for name, count in links.items()},
-            "core": core, "slots": slots or {},
+            "core": core,
         }  # fmt: skip
         with self._expendable.writing(self._path):
             write_json(self._path, document)

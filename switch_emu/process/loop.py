@@ -45,7 +45,7 @@ from luwu.wire.codec import decode, encode
 from luwu.wire.link_counts import LinkCount, LinkCounts
 from luwu.wire.messages import Content, Hello, Message, Refuse, Role, Weights
 from switch_emu.process.admission import Admission, RateLimit
-from switch_emu.process.counting import CountersFile, Counts, SlotCounts
+from switch_emu.process.counting import CountersFile, Counts
 from switch_emu.process.payload import Payload
 
 _RECEIVE_NS_MAX = 200_000_000
@@ -148,10 +148,6 @@ class Loop:
     def background(self) -> None:
         """Do what follows from work that other threads have finished, or from earlier actions."""
 
-    def slot_counts(self) -> SlotCounts:
-        """Counters of each slot, where there are slots."""
-        return {}
-
     def next_tick_ns(self) -> int | None:
         """When the loop has to look again, whatever arrives."""
         return self.machine.next_tick_ns()
@@ -221,7 +217,7 @@ class Loop:
     def write_counters(self) -> None:
         """Write the counters, if there is a file for them."""
         if self._counters is not None:
-            self._counters.write(self.link_counts(), self.machine.counts(), self.slot_counts())
+            self._counters.write(self.link_counts(), self.machine.counts())
 
     def link_counts(self) -> dict[str, LinkCount]:
         """Messages of each link, with the repetitions that the machine counted."""

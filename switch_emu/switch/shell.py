@@ -20,7 +20,7 @@ from luwu.transport.interface import CreditExceeded, PeerFailed, Transport
 from luwu.wire.altered import AlteredWeights
 from luwu.wire.link_counts import DATA_KINDS
 from luwu.wire.messages import Push, Weights
-from switch_emu.process.counting import CountersFile, SlotCounts
+from switch_emu.process.counting import CountersFile
 from switch_emu.process.loop import Loop
 from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.process.places import WeightsPlaces, places_bytes
@@ -202,9 +202,6 @@ class SwitchShell(Loop):
             "sum", start_ns, now_ns, step=step, extent=extent, bytes=total.nbytes
         )  # fmt: skip
         self.do(self.core.summed(now_ns, action, total, total.nbytes))
-
-    def slot_counts(self) -> SlotCounts:
-        return self.core.pool.slot_counts()
 
 
 def _placed(places: WeightsPlaces, action: Cache, payload: Payload) -> Payload:

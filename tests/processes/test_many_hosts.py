@@ -98,6 +98,9 @@ def test_lost_worker_is_replayed_over_two_hosts(shell: Terminal, network: Hosts)
     serving, url = serve(shell, network, "--hosts", "2")
     workers = [start_worker(shell, network, url, index) for index in range(2)]
     wait_for_step(shell, KILL_AFTER, serving)
+    (run,) = shell.directory.glob("luwu-runs/*-host-1")
+    workers[1].wait_for(rf"switch\.step step={KILL_AFTER} ", of=run / "logs" / "switch-host-1.log")
+    assert "\nhost-0    ranks 0\nhost-1    ranks 1\n" in shell.succeed("status", f"{run}").out
     os.kill(worker_on(shell, network, 1), signal.SIGKILL)
     check_end(shell, workers, serving)
 

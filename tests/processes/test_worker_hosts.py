@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -169,7 +170,8 @@ def test_a_host_starts_its_own_workers_again(shell: Terminal) -> None:
 def test_each_host_has_a_switch(shell: Terminal) -> None:
     """I1, I3, I6, I8. Goal: with --hosts each command starts a switch for its ranks. One that dies
     is started again; a host that is lost with its switch comes back. The weights are those of the
-    tree of both hosts, or of the one that is left."""
+    tree of both hosts, or of the one that is left. `luwu status` shows the same on a host as beside
+    the node."""
     hosts = ("--workers", "4", "--hosts", "2")
     cluster = Cluster(shell, *hosts, *DROP, tree=tree_of_hosts(4, 2))
     cluster.start("0-1")
@@ -180,8 +182,13 @@ def test_each_host_has_a_switch(shell: Terminal) -> None:
     cluster.make(range(3, 6))
     cluster.kill(lost)
     cluster.make(range(6, 9))
-    status = shell.succeed("status", "up").out
-    assert "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step none\n" in status
+    log = shell.directory / "host-0" / "logs" / "switch-host-0.log"
+    cluster.hosts[0].wait_for(r"switch\.step step=8 ", of=log)
+    for run in ("up", "host-0"):
+        status = shell.succeed("status", run).out
+        assert "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step none\n" in status
+        assert re.search(r"^steps     9 decided, [0-9.]+ steps/s", status, re.MULTILINE)
+        assert "the step was restarted: ranks 2, 3 are lost" in status
     cluster.start("2-3")
     cluster.wait_for_node("ranks 2, 3 are back")
     cluster.make(range(9, STEPS))

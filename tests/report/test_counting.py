@@ -92,9 +92,8 @@ def write_run(path: Path) -> RunDirectory:
     run = RunDirectory.create(path)
     links = {"parent": LinkCount(1, 2, 3, 4, 5, 6), "ranks 0": LinkCount(7, 8, 9, 10, 11, 12, 0, 2)}
     CountersFile(run.counters("switch"), "switch", 5713).write(
-        links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096},
-        {"opened_count": [7, 5], "held_copies_now": [0, 0]},
-    )  # fmt: skip
+        links, {"raw_count": 3, "slots_now": 2, "slot_bytes_now": 4096}
+    )
     return run
 
 
@@ -114,7 +113,6 @@ def test_every_count_says_what_it_counts(tmp_path: Path) -> None:
         counted = [*cluster.node.machine.counts(), *cluster.switch.machine.counts()]
     pool = FixedSlotPool(ranks=3, pool=PoolSize(slot_count=2, slot_bytes=4096))
     names = {metric_name(name) for name in (*counted, *pool.counts())}
-    names |= {metric_name(f"slot_{name}") for name in pool.slot_counts()}
     names |= {f"luwu_link_{name}_total" for name in LinkCount().document()}
     assert names | {"luwu_counted_at_seconds"} == set(HELP)
 
@@ -137,10 +135,7 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         whose = {(each.labels["job"], each.labels.get("role", "")) for each in samples}
         assert whose == {("5713", "switch"), ("5713", "")}
         assert all(family.documentation.endswith(".") for family in families)
-        return {
-            (sample.name, sample.labels.get("link") or sample.labels.get("slot", "")): sample.value
-            for sample in samples
-        }
+        return {(sample.name, sample.labels.get("link", "")): sample.value for sample in samples}
 
     try:
         found = scrape()
@@ -149,8 +144,6 @@ def test_prometheus_scrapes_what_the_roles_last_wrote(tmp_path: Path) -> None:
         assert found["luwu_raw_total", ""] == 3
         assert found["luwu_slots", ""] == 2
         assert found["luwu_link_duplicates_received_total", "ranks 0"] == 2
-        assert found["luwu_slot_opened_total", "0"] == 7
-        assert found["luwu_slot_held_copies", "1"] == 0
         CountersFile(run.counters("switch"), "switch", 5713).write({}, {"raw_count": 5})
         assert scrape()["luwu_raw_total", ""] == 5
         with pytest.raises(ConfigError, match="give another port"):

@@ -21,7 +21,7 @@ from luwu.base.json_file import write_json
 from luwu.commands.main import main
 from luwu.commands.outcome import write_outcome
 from luwu.commands.status import COLUMNS, status_text
-from luwu.join.connection import Connection, write_connection
+from luwu.join.connection import Connection, Leaf, write_connection
 from luwu.launch.processes.children import MARK
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.monitor.watch import Watch
@@ -101,9 +101,15 @@ def test_the_document_of_a_run_under_way(run: RunDirectory) -> None:
 
 
 def test_bytes_of_a_link_where_the_node_is_elsewhere(run: RunDirectory) -> None:
-    """Goal: on a host of several, bytes are of a step too: its workers know how many there were."""
-    for path in (run.path / "events").glob("node*"):
-        path.unlink()
+    """Goal: on a host without node and switch, too, steps are shown, and bytes are of a step: its
+    workers know how many there were."""
+    (run.path / "events" / "node.jsonl").unlink()
+    written = Written.appending(run.path / "events")
+    for step in range(6):
+        at_ns = 100 * MS * step
+        written.append("worker-1", {"name": "worker.step", "at_ns": at_ns, "step": step})
+    steps = Watch(run).document()["steps"]
+    assert (steps["done"], steps["per_s"]) == (6, pytest.approx(10))
     link = LinkCount(payload_bytes_sent=600, payload_bytes_received=300).document()
     write_json(run.path / "counters" / "switch-host-0.json", {"links": {"parent": link}})
     (row,) = Watch(run).document()["links"]
@@ -123,6 +129,49 @@ def test_all_hosts_of_a_job_are_shown(run: RunDirectory) -> None:
     check("status", document)
     said = "\nhost-0    ranks 0-1\nhost-1    ranks 2-3; in the last step 3\n"
     assert said in status_text(document)
+
+
+@pytest.mark.feature("trees of switches")
+def test_all_hosts_are_shown_on_each_of_them(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    """Goal: where the node is elsewhere, the switch of the host knows the steps, which ranks they
+    have, and what became of them: restarted, skipped, or made without the ranks of this host.
+    Method: its events; then what it and the root record of the same on the node's host."""
+    run, url = RunDirectory.create(tmp_path / "run"), "tcp://127.0.0.1:9"
+    run.write_processes([ProcessEntry(role="switch-host-1", rank=0, pid=node.pid, started="")])
+    here = (Leaf(ranks="2-3", endpoint="shm:///w"),)
+    job = Connection(job=1, chunk_bytes=16384, world_size=4, node=url, hosts=2, leaves=here)
+    write_connection(run.file("connect-host-1.json"), job)
+    written = Written.appending(run.path / "events")
+
+    def record(process: str, name: str, at: int, **fields: Any) -> None:
+        written.append(process, {"name": name, "at_ns": at * MS, **fields})
+
+    def text() -> str:
+        return status_text(Watch(run).document())
+
+    host = "switch-host-1"
+    written.clock(host)
+    for step in range(4):
+        record(host, "switch.step", 100 * step, step=step, applied=step != 1, ranks="0,2-3")
+    record(host, "switch.abort", 320, step=4, attempt=2, text="rank 1 is back", ranks="0-3")
+    shown = text()
+    assert "\nhost-0    ranks 0-1; in the last step 0\nhost-1    ranks 2-3\n" in shown
+    assert "steps     4 decided, 10 steps/s" in shown
+    assert "problems  2 faults" in shown
+    assert "step 1: the step was skipped\n" in shown
+    assert "step 3: the step was restarted: rank 1 is back" in shown
+    record(host, "switch.abort", 330, step=4, attempt=3, text="ranks 2, 3 are lost", ranks="0-1")
+    assert "WAITING   ranks 2-3 of this host are left out since step 4" in text()
+    record(host, "switch.step", 400, step=4, applied=True, ranks="0-3")
+    assert "WAITING   no step was decided for" in text()
+    assert "waiting for other hosts" in " ".join(text().split())
+
+    written.clock("node")
+    record("node", "node.step", 100, step=1, applied=False, grad_norm=float("inf"), ranks="0")
+    record("node", "node.abort", 331, step=4, attempt=3, text="ranks 2, 3 are lost")
+    flags = Watch(run).document()["steps"]["flags"]
+    assert [each["step"] for each in flags] == [1, 4, 4]
+    assert flags[0]["text"] == "the step was skipped: its gradient norm is inf"
 
 
 @pytest.mark.feature("luwu status of a run that is over")

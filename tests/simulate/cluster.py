@@ -68,7 +68,9 @@ class Cluster:
             switch.enter(lambda: switch.parent_is(node.number, there=node.alive))
 
     def make_switch(self, place: Place, incarnation: int) -> Switch:
-        return self._limited(Switch(self.world, self.job, place, incarnation=incarnation))
+        switch = Switch(self.world, self.job, place, incarnation=incarnation)
+        switch.on_step = self.oracles.noted
+        return self._limited(switch)
 
     def make_worker(self, rank: int, start: int = 0) -> Worker:
         parent = self.parent_of(rank)

@@ -56,6 +56,7 @@ class Switch(Process):
         """The name by which its parents know it: that of its connections, which end with it."""
         self.is_superseded = False
         """Another has its place, and its children: what it says to them reaches nobody."""
+        self.on_step: Callable[[Place, dict[str, Any]], None] = lambda place, noted: None
         self.ended: tuple[str, str] | None = None
         """(code, text) with which it ended the job: what the launcher would show."""
         self.core = SwitchCore(
@@ -120,6 +121,8 @@ class Switch(Process):
                 case Sum():
                     values = [p.read().copy() for p in action.payloads]  # type: ignore[attr-defined]
                     self.later(lambda action=action, values=values: self._sum(action, values))
+                case Note("switch.step", noted):
+                    self.on_step(self.place, dict(noted))
                 case End(text, code):
                     self.ended = (code, text)
                 case Cache():
@@ -257,8 +260,9 @@ class Node(Process):
                     self._send(peers, message, payload)
                 case Drop(payload):
                     drop(payload)
-                case Note():
-                    pass
+                case Note(name):
+                    twice = name in ("switch.step", "switch.abort")
+                    assert not twice, f"{self.name} and its own switch both note {name}"
                 case node_actions.Spill(payload):
                     payload.leave_memory()  # type: ignore[attr-defined]
                 case node_actions.ReplaceAttached(version, rank, payload):

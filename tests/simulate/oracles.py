@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from luwu.base.tree import ranks_of
+from luwu.base.tree import NODE, Place, ranges_text, ranks_of
 from luwu.nic.core import actions as nic
 from tests.simulate.disk import Disk, members_of
 from tests.simulate.job import POISONER, Job, initial, kept
@@ -129,6 +129,19 @@ class Oracles:
         is_left_out = self._job.is_left_out(told.step) and bool(made_by & 1 << POISONER)
         assert told.applied != is_left_out, (
             f"O2: {worker.name} was told that step {told.step} was applied: {told.applied}"
+        )
+
+    def noted(self, place: Place, noted: dict[str, Any]) -> None:
+        """A switch notes that a step is decided, and the ranks in it that its parent knows."""
+        version, tree = noted["step"] + 1, self._job.tree
+        if self._is_of_before(version):
+            return
+        above = tree.root if place.parent == NODE else tree.named(place.parent)
+        ledgers = (disk.ledger.get(version) for disk in self._disks)
+        made_by = next(ledger for ledger in ledgers if ledger is not None) & tree.ranks(above)
+        found = noted["ranks"]
+        assert found == ranges_text(ranks_of(made_by)), (
+            f"O3: {place.process} notes that step {version - 1} has ranks {found}, not {made_by:#b}"
         )
 
     def used(self, worker: Worker, step: int, weights: dict[int, Any]) -> None:

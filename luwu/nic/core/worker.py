@@ -300,6 +300,7 @@ class NicCore:
         is_new = m.step >= self.out.step  # else an Abort has announced it, and reset all pulls
         self.out.step = m.step + 1
         self.out.actions.append(StepDecided(m.step, m.applied, m.norms))
+        self.out.note("worker.step", "DEBUG", step=m.step, applied=m.applied)
         self.steps.decided()
         self.attachments.decided(m.step)
         if is_new:

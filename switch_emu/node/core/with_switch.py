@@ -17,13 +17,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.actions import PARENT, Note, Send
 from luwu.protocol.uplink import earliest
 from luwu.wire.link_counts import LinkCounts
 from luwu.wire.messages import Message
 from switch_emu.node.core.node import NodeCore
 from switch_emu.switch.core import SwitchCore
 
+_NOTED_TWICE = ("switch.step", "switch.abort")
+"""What the node notes of itself."""
 OWN_SWITCH = "own-switch"
 """The name by which the node knows its own switch."""
 
@@ -49,7 +51,7 @@ class NodeWithSwitch:
                 is_data = payload is not None and not isinstance(payload, bytes)
                 nbytes = payload.share().nbytes if is_data else 0
                 self._waiting.append((action, nbytes))
-            else:
+            elif not (isinstance(action, Note) and action.name in _NOTED_TWICE):
                 found.append(action)
         return found
 

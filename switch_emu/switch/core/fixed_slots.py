@@ -119,9 +119,8 @@ class FixedSlotPool:
         self._contribution_bytes_max = pool.slot_bytes
         self.slots_used_peak = 0
         self.copies_used_peak = 0
-        self._opened_counts = [0] * pool.slot_count
-        self._taken_counts = [0] * pool.slot_count
-        """Contributions that found their copy taken, and went on raw."""
+        self.opened_count = 0
+        """Extents that found their copy free."""
         self._slots_used = 0
 
     def is_ahead(self, ranks: int) -> bool:
@@ -168,12 +167,11 @@ class FixedSlotPool:
         if copy.key == key:
             return copy.slot
         if not copy.is_free:
-            self._taken_counts[self._place(key)[0]] += 1
             return None
         slot = Slot(self._ranks, self.size.slot_bytes)
         copy.reset(key, slot)
         self._open[key] = copy
-        self._opened_counts[self._place(key)[0]] += 1
+        self.opened_count += 1
         self._slots_used += not self._has_other_open(key)
         self.slots_used_peak = max(self.slots_used_peak, self._slots_used)
         self.copies_used_peak = max(self.copies_used_peak, len(self._open))
@@ -240,20 +238,6 @@ class FixedSlotPool:
             "slot_copies_peak": self.copies_used_peak,
         }
 
-    @property
-    def opened_count(self) -> int:
-        """Extents that found their copy free."""
-        return sum(self._opened_counts)
-
-    def slot_counts(self) -> dict[str, list[int]]:
-        """The same of each slot."""
-        held = [sum(copy.slot is not None for copy in copies) for copies in self._slots]
-        return {
-            "opened_count": self._opened_counts,
-            "taken_count": self._taken_counts,
-            "held_copies_now": held,
-        }
-
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:
         """The oldest slot that is not full and the ranks it misses, for people; or nothing."""
         slots = ((key, self[key]) for key in self._open)
@@ -268,10 +252,6 @@ class FixedSlotPool:
         del self._open[key]
 
     def _has_other_open(self, key: SlotKey) -> bool:
-        slot, copy = self._place(key)
-        return self._slots[slot][1 - copy].slot is not None
-
-    def _place(self, key: SlotKey) -> tuple[int, int]:
         place = self.place(key)
         assert place is not None
-        return place
+        return self._slots[place[0]][1 - place[1]].slot is not None

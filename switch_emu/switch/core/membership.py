@@ -150,6 +150,8 @@ class Membership:
         self._unwelcomed: set[int] = set()
         """Children, by their ranks, that were started again: the next attempt admits them. What
         their former start pushed must not meet in one sum, or one step, what they push."""
+        self.counted = 0
+        """Ranks of the whole job that count, as the parent announced them."""
         self.joined = False
         """The parent has welcomed this switch."""
         self.is_over = False
@@ -299,7 +301,7 @@ class Membership:
             self._uplink.hurry(outbox.now_ns)
             return False
         self._unwelcomed.clear()
-        self._members.active = m.contributors & self._members.ranks
+        self._count(m)
         return True
 
     def welcome_children(self, *, is_first: bool) -> None:
@@ -317,8 +319,12 @@ class Membership:
         former = tuple(peer for peer in self._members.peers if peer not in waiting)
         self._unwelcomed.clear()
         self._outbox.epoch, self._outbox.generation = m.epoch, m.generation
-        self._members.active = m.contributors & self._members.ranks
+        self._count(m)
         return former
+
+    def _count(self, m: wire.Welcome | wire.Abort) -> None:
+        self.counted = m.contributors
+        self._members.active = m.contributors & self._members.ranks
 
     def abort_children(self, former: tuple[str, ...], text: str) -> None:
         """Announce the attempt that has begun: to `former`, who may not count any more, as the end

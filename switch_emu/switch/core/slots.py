@@ -184,10 +184,6 @@ class SlotPool:
             "slot_bytes_limit": self._bytes_max,
         }
 
-    def slot_counts(self) -> dict[str, list[int]]:
-        """Nothing: a slot is memory for an extent, and no place."""
-        return {}
-
     def waits_for(self, missing: Callable[[list[int]], str]) -> str:
         """The oldest slot that is not full and the ranks it misses, for people; or nothing."""
         return oldest_unfilled(self._slots.items(), missing)

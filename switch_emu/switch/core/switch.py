@@ -30,6 +30,7 @@ from typing import Any, Final
 
 from luwu.aggregate import Aggregator
 from luwu.base.retry import RetryPolicy
+from luwu.base.tree import ranges_text, ranks_of
 from luwu.layout import Layout
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children, Member, ranks_text
@@ -361,6 +362,7 @@ class SwitchCore:
         if former is not None:
             self._begin_attempt(m.attempt, m.step)
             self.membership.abort_children(former, m.text)
+            self._note("switch.abort", step=m.step, attempt=m.attempt, text=m.text)
 
     def _judged(self, m: wire.Verdict | wire.Decided) -> None:
         """The open step came out; one that is skipped brings its new attempt along."""
@@ -385,9 +387,15 @@ class SwitchCore:
             self.outbox.step = m.step + 1
             self.uplink.answered("commit")
             self._forget(m.step)
+            self._note("switch.step", step=m.step, applied=m.applied)
         elif m.step != self.outbox.step - 1 or not self.uplink.answered("late-commit"):
             return
         self.begin_commit.decided(m)
+
+    def _note(self, name: str, **fields: object) -> None:
+        """What the node notes too, which may be on another host."""
+        ranks = ranges_text(ranks_of(self.membership.counted))
+        self.outbox.note(name, "INFO", **fields, ranks=ranks)
 
     def _begin_attempt(self, attempt: int, step: int) -> None:
         self.outbox.attempt, self.outbox.step = attempt, step
