@@ -171,11 +171,10 @@ KINDS = {"step_s", "token_s", "topology", "cost"}
 
 
 def test_predict_of_several(printed: Print, asked: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Goal: validate; and a sweep, one of whose points cannot be."""
+    """Goal: a sweep, one of whose points cannot be."""
     mine = ("--catalogue", str(asked["mine"][0]))
     first = str(asked["step"][0])
     over = ("--over", "micro_batch=1,3")
     swept = printed("predict", "sweep", first, *over, *mine)
     assert {point["answer"] is None for point in swept["points"]} == {True, False}
     check("predict-sweep", swept)
-    check("predict-validate", printed("predict", "validate"))
