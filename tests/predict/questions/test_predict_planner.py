@@ -64,8 +64,8 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
         ({"cost": {"server": "H100x8", "luwu": {}}}, r"cost.luwu: none of the sys"),
         ({"cost": {"node_rental": "2 USD/h"}}, r"cost.device_rental is missing"),
         (
-            {"topology": {"kind": "torus", "sizes": [8]}},
-            r"topology.sizes: .*; so it is with \d+ of",
+            {"topology": {"kind": "clos", "radix": 64, "endpoints": 8}},
+            r"topology.endpoints: .*; so it is with \d+ of",
         ),
         ({"devices": 1, "batch": 1, "model": "GPT-1T"}, r"none of \d+ configurations fits"),
         ({"batch": 7}, r"batch: no degrees share it"),
