@@ -13,7 +13,7 @@ Goal:     1 s, 10 s and 30 s of the process, the slowest of all repeats, on 2 co
 Checked:  every repeat gives the same document, byte for byte, and process and call give the same
           one; the cores' step is the closed form's within 3 %; a plan tries as many
           configurations as it should, and the fastest, asked alone, has the step that it says.
-Left out: the accuracy of what is predicted: `luwu predict validate`.
+Left out: the accuracy of what is predicted: `benchmarks.calibration`.
 """
 
 from __future__ import annotations

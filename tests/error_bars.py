@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.blind.unseen import SHARE, factors, unseen
-from luwu.predict.hardware.software import data
+from benchmarks.calibration import published
 
 FILE: Final = Path(__file__).resolve().parents[1] / "luwu" / "predict" / "data" / "errors.toml"
 HEAD: Final = f"""\
@@ -24,7 +24,7 @@ HEAD: Final = f"""\
 def covered(family: str) -> dict[str, Any]:
     """Devices or processors in a precision, and software, of the rows."""
     devices, names = set(), set()
-    for group in data("calibration.toml").values():
+    for group in published().values():
         for series in group["series"] if group["family"] == family else ():
             for row in series["rows"]:
                 one = {**group, **series, **dict(zip(series.get("keys", ()), row, strict=False))}

@@ -13,10 +13,10 @@ import math
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.calibration import NETWORK, predicted, question_of
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import error_bar
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.validate import NETWORK, predicted, question_of
 
 SCHEMA: Final = 2
 _ROOT: Final = Path(__file__).parents[2]

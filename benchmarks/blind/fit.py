@@ -1,4 +1,4 @@
-"""Fits the numbers of luwu/predict/data/fitted.toml to the published rows of calibration.toml.
+"""Fits the numbers of luwu/predict/data/fitted.toml to the rows of benchmarks/calibration.toml.
 
     python -m benchmarks.blind.fit          print them
     python -m benchmarks.blind.fit --write  and put them into the file, to three digits
@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.calibration import rows
 from luwu.predict.hardware import software
 from luwu.predict.hardware.catalogue import Catalogue, load
-from luwu.predict.validate import rows
 
 FILE: Final = Path(software.__file__).parents[1] / "data" / "fitted.toml"
 STEP: Final = 0.01

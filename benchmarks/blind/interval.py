@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from benchmarks.blind.score import FROZEN, PUBLISHED
-from luwu.predict.validate import NETWORK
+from benchmarks.calibration import NETWORK
 
 SHARE: Final = 0.8
 _ALL: Final = ""

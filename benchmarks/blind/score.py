@@ -1,9 +1,9 @@
 """Errors of the first set of frozen predictions.
 
 `docs/predict/blind.json` has what was predicted, `published.json` what was published of it. A row
-counts by its signed error, as in `luwu predict validate`, or by whether it holds: a bound from
+counts by its signed error, as in `benchmarks.calibration`, or by whether it holds: a bound from
 below, a range, the class of the largest model. The model was mended with these results, which
-calibrate it now (`luwu predict validate`), so only the frozen predictions were blind.
+calibrate it now, so only the frozen predictions were blind.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
-from luwu.predict.validate import signed_error
+from benchmarks.calibration import signed_error
 
 FROZEN: Final = Path(__file__).parents[2] / "docs" / "predict" / "blind.json"
 PUBLISHED: Final = Path(__file__).with_name("published.json")

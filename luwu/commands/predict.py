@@ -12,7 +12,6 @@ import click
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.parsers import path
 from luwu.commands import form
-from luwu.predict import validate as checked
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.keys import SYSTEMS, QuestionKey, assumed_text, keys, table_of, with_assumed
 from luwu.predict.ask.question import Question, make_question, read_table
@@ -149,15 +148,6 @@ def run_sweep(
     document = sweep_document(over, found, of) | {"assumed": assumed}
     shown = "\n".join([*assumed_text(assumed), sweep_text(over, found, of)])
     return form.show(document, shown, as_json=as_json)
-
-
-@run.command("validate", cls=form.Command, examples=("luwu predict validate",))
-@form.JSON
-@CATALOGUE
-def validate(as_json: bool, catalogue: Catalogue) -> int:
-    """Compare predictions with published results."""
-    document = checked.document(catalogue)
-    return form.show(document, checked.text(document), as_json=as_json)
 
 
 @run.command(

@@ -8,8 +8,7 @@
     driven/     LuWu's own cores in virtual time
     ask/        a question from a file, its answer, and sweeps
     plan.py      the best configuration of training
-    validate.py  predictions beside published results
-    data/       the catalogue, published results, fitted numbers
+    data/       the catalogue, fitted numbers
 
 Times are seconds, sizes bytes, rates bytes or operations per second, one direction of a link, dense
 operations: SI without prefixes. Equations have numbers; docs/predict/equations.md lists them.

@@ -15,7 +15,7 @@ those alone count that share devices and batch evenly. Degrees of "3d", each onl
 A configuration whose memory does not fit a device is left out and counted; so is one that a network
 or a host cannot have, with the first reason. What remains is scored by closed forms; the *Pareto
 set* are those that no other beats in all of tokens a second, memory left on a device, and with
-[cost] dollars per million tokens, price and power. The order of search is fixed, and of two equal
+[cost] dollars per million tokens. The order of search is fixed, and of two equal
 ones the first counts, so two searches are the same.
 """
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
@@ -37,15 +37,12 @@ from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.job import StepTime
-from luwu.predict.networks.choice import TopologyChoice, make_topology
+from luwu.predict.networks.choice import make_topology
 
-SCHEMA: Final = 3
-"""3: a plan is of training and of one number of devices, and all its rows are closed forms."""
+SCHEMA: Final = 4
+"""4: costs are rents, and there is one network."""
 SHOWN: Final = 12
-GOALS: Final = {
-    "tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first",
-    "capex": ", least to buy first", "watts": ", least power first",
-}  # fmt: skip
+GOALS: Final = {"tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first"}
 """What orders the list, and how its title ends."""
 SEARCHED: Final = (
     "tensor", "pipeline", "virtual", "context", "expert", "expert_tensor", "ends_as_layers",
@@ -70,7 +67,7 @@ class Found:
     step: StepTime
     left_bytes: float
     """Free memory of a device."""
-    expense: cost.Expense | None = None
+    dollars_per_s: float | None = None
     """None where no costs are given."""
 
     @property
@@ -78,31 +75,29 @@ class Found:
         return self.question.job.tokens / self.step.seconds
 
     @property
-    def spent(self) -> dict[str, float]:
-        """By goals that are costs; none where no costs are given, and dollars alone if rented."""
-        if self.expense is None:
-            return {}
-        dollars = 1e6 / cost.tokens_per_dollar(self.tokens_per_s, self.expense.dollars_per_s)
-        bill = self.expense.bill
-        bought = {} if bill is None else {"capex": bill.capex, "watts": bill.watts}
-        return {"dollars_per_million_tokens": dollars, **bought}
+    def dollars_per_million_tokens(self) -> float | None:
+        """None where no costs are given."""
+        if self.dollars_per_s is None:
+            return None
+        return 1e6 / cost.tokens_per_dollar(self.tokens_per_s, self.dollars_per_s)
 
     @property
     def whole_training(self) -> dict[str, Any] | None:
         """Of all tokens, where the question gives them."""
         if self.question.tokens is None:
             return None
-        per_s = None if self.expense is None else self.expense.dollars_per_s
-        return whole_training(self.question, self.step.seconds, per_s)
+        return whole_training(self.question, self.step.seconds, self.dollars_per_s)
 
     @property
     def goals(self) -> tuple[float, ...]:
         """All to be large."""
-        return (self.tokens_per_s, self.left_bytes, *(-each for each in self.spent.values()))
+        dollars = self.dollars_per_million_tokens
+        return (self.tokens_per_s, self.left_bytes, *(() if dollars is None else (-dollars,)))
 
     def place(self, goal: str) -> float:
         """Its place by a goal: the least are the best."""
-        return -self.tokens_per_s if goal == "tokens_per_s" else self.spent[goal]
+        dollars = self.dollars_per_million_tokens
+        return -self.tokens_per_s if goal == "tokens_per_s" or dollars is None else dollars
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +132,6 @@ class Plan:
     """All others."""
     needs: dict[str, float] = field(default_factory=dict)
     """Bytes of a device that the smallest configuration of a system needs."""
-    expenses: dict[Any, cost.Expense] = field(default_factory=dict)
-    """By what decides them: system, nodes or hosts, and network."""
 
     def look_at(self, question: Question) -> None:
         """One configuration. Raises ConfigError for a cost that is not known."""
@@ -154,27 +147,23 @@ class Plan:
             self.refused += 1
             self.first_refusal = self.first_refusal or str(exc)
             return
-        spent, key = None, (question.system, question.part, question.topology)
-        if question.costs is not None:
-            spent = self.expenses.get(key)
-            if spent is None:
-                spent = question.expense(question.costs)
-                self.expenses[key] = spent
+        per_s = question.dollars_per_s
         self.found.append(
-            Found(question=question, step=step, left_bytes=has - needs, expense=spent)
+            Found(question=question, step=step, left_bytes=has - needs, dollars_per_s=per_s)
         )
 
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     """Search. Raises ConfigError: for a table that means nothing, or where nothing fits."""
     table, assumed = completed(table)
-    choices, costs = topologies(table), costs_by_system(table, catalogue, systems_of(table))
+    network = values.optional_section_of(table, "topology")
+    topology = None if network is None else make_topology(network)
+    costs = costs_by_system(table, catalogue, systems_of(table))
     search = Plan(goal=_goal_of(table, costs), assumed=assumed)
     values.whole_of("", table, "batch")
     for one in configurations(table, catalogue):
-        question = make_training_question(one, catalogue, costs=costs.get(one["system"]))
-        for choice in choices:
-            search.look_at(replace(question, topology=choice))
+        own = costs.get(one["system"])
+        search.look_at(make_training_question(one, catalogue, topology=topology, costs=own))
     _check(search)
     search.best = sorted(pareto(search.found), key=lambda each: each.place(search.goal))
     search.systems = [_of_system(name, table, search) for name in systems_of(table)]
@@ -182,14 +171,10 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
 
 
 def _goal_of(table: Mapping[str, Any], costs: Mapping[str, cost.Costs]) -> str:
-    goal, (speed, dollars, *bought) = table.get("goal", "tokens_per_s"), GOALS
+    goal = table.get("goal", "tokens_per_s")
     values.check_choice("goal", goal, GOALS)
-    if goal != speed and not costs:
-        raise ConfigError("goal: [cost] is missing, which says what is bought or rented")
-    if goal in bought and any(each.tariff is None for each in costs.values()):
-        raise ConfigError(
-            f"goal: what is rented has no price and no power; {speed}, {dollars} would fit"
-        )
+    if goal != "tokens_per_s" and not costs:
+        raise ConfigError("goal: [cost] is missing, which has the rents")
     return str(goal)
 
 
@@ -248,17 +233,6 @@ def pareto(found: Iterable[Found]) -> list[Found]:
 # ---------------------------------------------------------------------- configurations
 
 
-def topologies(table: Mapping[str, Any]) -> list[TopologyChoice | None]:
-    """Those to choose from; None where the question names none. Raises ConfigError."""
-    found = table.get("topology")
-    if found is None:
-        return [None]
-    several = found if isinstance(found, list) else [found]
-    if not several or not all(isinstance(each, dict) for each in several):
-        raise ConfigError(f"topology: {found!r} is not a section; write [topology] or [[topology]]")
-    return [make_topology(each) for each in several]
-
-
 def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
 ) -> dict[str, cost.Costs]:
@@ -280,11 +254,6 @@ def costs_by_system(
             if not isinstance(value, dict) and (name == "luwu" or not key.startswith("node_"))
         }  # fmt: skip
         costs[name] = cost.make_costs({**common, **found.get(name, {})}, catalogue)
-    if len({each.tariff is None for each in costs.values()}) > 1:
-        raise ConfigError(
-            "cost.rented: of some systems and not of others; what is bought has a price and a "
-            "power, what is rented has none, so all or none of them fit"
-        )
     return costs
 
 
@@ -455,9 +424,9 @@ def _row_document(found: Found) -> dict[str, Any]:
         said["asked"] |= {"nodes": nodes.nodes, "per_host": nodes.per_host}
     if found.question.tokens is not None:
         said["whole_training"] = found.whole_training
-    if found.question.topology is not None:
-        said["topology"] = found.question.topology.kind
-    return said | found.spent
+    if found.dollars_per_s is not None:
+        said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
+    return said
 
 
 def plan_text(found: Plan, shown: int = SHOWN) -> str:
@@ -500,9 +469,8 @@ def _best_text(best: Found) -> str:
 
 
 def _columns(each: Found) -> list[tuple[str, str]]:
-    """Headings and cells of a row. Costs and networks are where there are any: then all rows have
-    them."""
-    whole, spent, topology = each.whole_training, each.spent, each.question.topology
+    """Headings and cells of a row. Costs are where there are any: then all rows have them."""
+    whole, dollars = each.whole_training, each.dollars_per_million_tokens
     found = [(
         f"{'tokens/s':>12} {'step':>10} {'left':>8}",
         f"{each.tokens_per_s:12,.0f} {each.step.seconds:8.3f} s {each.left_bytes / 2**30:4.1f} GiB",
@@ -511,13 +479,8 @@ def _columns(each: Found) -> list[tuple[str, str]]:
         found.append((f"{'days':>9}", f"{whole['days']:9,.1f}"))
         if whole["dollars"] is not None:
             found.append((f"{'USD':>13}", f"{whole['dollars']:13,.0f}"))
-    if spent:
-        found.append((f"{'USD/Mtoken':>10}", f"{spent['dollars_per_million_tokens']:10,.3f}"))
-    if "capex" in spent:
-        bought = f"{spent['capex'] / 1e6:8,.2f} {spent['watts'] / 1e3:9,.1f}"
-        found.append((f"{'MUSD':>8} {'kW':>9}", bought))
-    if topology is not None:
-        found.append((f"{'network':<16}", f"{topology.kind:<16}"))
+    if dollars is not None:
+        found.append((f"{'USD/Mtoken':>10}", f"{dollars:10,.3f}"))
     found.append((f"{'system':<13}", f"{each.question.system:<13}"))
     return [*found, ("degrees, micro-batch, again", _what(each))]
 

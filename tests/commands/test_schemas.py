@@ -137,45 +137,41 @@ def test_estimate(
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
-    """Questions of docs/predict.md, and the catalogue that they need."""
-    folder = tmp_path_factory.mktemp("asked")
-    found: dict[str, list[Path]] = {"mine": [], "step": []}
+def asked(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Questions of docs/predict.md."""
+    folder, found = tmp_path_factory.mktemp("asked"), list[Path]()
     blocks = re.findall(r"```toml\n(.*?)```", (PAGES / "predict.md").read_text(), re.DOTALL)
-    kinds = {"# mine.toml": "mine", "system =": "step"}
     for number, text in enumerate(blocks):
-        for begin, kind in kinds.items():
-            if text.startswith(begin):
-                found[kind].append(folder / f"{kind}{number}.toml")
-                found[kind][-1].write_text(text)
+        if text.startswith("system ="):
+            found.append(folder / f"step{number}.toml")
+            found[-1].write_text(text)
     return found
 
 
-def test_predict_step(printed: Print, asked: dict[str, list[Path]], tmp_path: Path) -> None:
+def test_predict_step(printed: Print, asked: list[Path], tmp_path: Path) -> None:
     """Goal: of training and of inference, with a network, with costs, with arrivals."""
-    mine = ("--catalogue", str(asked["mine"][0]))
+    rent = ("--cost.device-rental", "3 USD/h")
     kinds = set()
-    for file in asked["step"]:
-        found = printed("predict", "step", str(file), *mine)
+    for file in asked:
+        rents = () if "[node]" in file.read_text() else rent
+        found = printed("predict", "step", str(file), *rents)
         check("predict-step", found)
         kinds |= {"step_s" if "step_s" in found else "token_s", *found} & KINDS
         if "per_second" not in file.read_text() and found["system"] == "inference":
             more = tmp_path / "more.toml"
             more.write_text(file.read_text() + "\n[arrivals]\nper_second = 2.0\nrequests = 20\n")
             if "[" not in file.read_text():
-                check("predict-step", printed("predict", "step", str(more), *mine))
+                check("predict-step", printed("predict", "step", str(more), *rent))
     assert kinds == KINDS
 
 
 KINDS = {"step_s", "token_s", "topology", "cost"}
 
 
-def test_predict_of_several(printed: Print, asked: dict[str, list[Path]], tmp_path: Path) -> None:
-    """Goal: validate; and a sweep, one of whose points cannot be."""
-    mine = ("--catalogue", str(asked["mine"][0]))
-    first = str(asked["step"][0])
+def test_predict_of_several(printed: Print, asked: list[Path]) -> None:
+    """Goal: a sweep, one of whose points cannot be."""
+    first = str(asked[0])
     over = ("--over", "micro_batch=1,3")
-    swept = printed("predict", "sweep", first, *over, *mine)
+    swept = printed("predict", "sweep", first, *over)
     assert {point["answer"] is None for point in swept["points"]} == {True, False}
     check("predict-sweep", swept)
-    check("predict-validate", printed("predict", "validate"))

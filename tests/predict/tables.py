@@ -1,4 +1,4 @@
-"""Questions that many tests of the performance model ask, and what they cost."""
+"""Questions that many tests of the performance model ask."""
 
 from __future__ import annotations
 
@@ -7,25 +7,6 @@ from typing import Any
 from luwu.predict.ask.question import Question, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 
-MINE = """
-[server.H100x8]
-power = "10 kW"
-[server.one]
-devices_count = 1
-price = "20 kUSD"
-power = "1 kW"
-[server.node]
-devices_count = 0
-price = "15 kUSD"
-power = "600 W"
-[disk."P5510-3.84T"]
-price = "600 USD"
-power = "15 W"
-[nic.U50]
-price = "3 kUSD"
-"""
-TARIFF = {"life_years": 4, "energy_price": "0.1 USD/kWh", "pue": 1.2}
-COST = {"server": "H100x8", "switch": "QM9700", "link": "400G", **TARIFF}
 THREE_D: dict[str, Any] = {
     "system": "3d", "model": "GPT-175B", "device": "H100-80", "network": "ib-ndr",
     "software": "nemo-2024", "devices": 512, "sequence": 2048, "batch": 1024, "tensor": 4,

@@ -19,7 +19,6 @@ from luwu.predict.networks.topologies import (
     Inventory,
     RailOnly,
     RankGroup,
-    Torus,
 )
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)
@@ -42,10 +41,6 @@ def dragonfly(groups: int, routers: int, endpoints: int, **more: Any) -> Dragonf
         groups=groups, routers_per_group=routers, endpoints_per_router=endpoints, network=NET,
         **more,
     )  # fmt: skip
-
-
-def torus(*sizes: int) -> Torus:
-    return Torus(sizes=sizes, network=NET)
 
 
 def tree(endpoints: int, fan_in: int, nodes: int = 0) -> AggregationTree:
@@ -76,12 +71,8 @@ def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: i
         assert network.inventory.transceivers == 2 * tiers * hosts
 
 
-def test_predict_laws_torus_and_dragonfly_counts() -> None:
-    """D1, D3. Goal: counts of small ones, by hand; degenerate dimensions and groups work."""
-    assert torus(4, 3).inventory == Inventory(0, 24)
-    assert torus(2, 2, 2).inventory == Inventory(0, 12)
-    assert torus(1, 5, 1).inventory == Inventory(0, 5)
-    assert torus(1).inventory == Inventory(0, 0)
+def test_predict_laws_dragonfly_counts() -> None:
+    """D3. Goal: counts of small ones, by hand; degenerate groups work."""
     balanced = dragonfly(9, 4, 2)  # 4 routers with 2 global links each: 8 others
     assert balanced.inventory == Inventory(36, 72 + 9 * 6 + 36)
     assert balanced.radix == 2 + 3 + 2
@@ -127,7 +118,6 @@ ANY: list[Built] = [
     clos(96, 8, rails=4),
     rail_only(96, 8, 4),
     tree(96, 4),
-    torus(4, 4, 6),
     dragonfly(6, 4, 4),
 ]
 
@@ -174,20 +164,7 @@ def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
     assert (n - 1) / n * nbytes / free.rate == pytest.approx((n - k) / n * nbytes / RATE)
 
 
-# ---------------------------------------------------------------------- torus and dragonfly
-
-
-def test_predict_laws_torus_middle_binds_all_to_all() -> None:
-    """D2. Goal: all-to-all is limited by the middle; a ring is a torus of one dimension; a longer
-    one is never faster."""
-    for sizes in ((8,), (4, 4), (4, 8, 2), (16, 16)):
-        one = torus(*sizes)
-        n = one.endpoints
-        found = one.connection(of(n), "all_to_all")
-        if found.rate < RATE * sum(min(2, size - 1) for size in sizes):
-            assert found.rate == pytest.approx(8 * RATE / max(sizes))
-    rates = [torus(n).connection(of(n), "all_to_all").rate for n in (4, 8, 16, 32)]
-    assert rates == sorted(rates, reverse=True)
+# ---------------------------------------------------------------------- dragonfly
 
 
 def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> None:

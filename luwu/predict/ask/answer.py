@@ -38,8 +38,8 @@ from luwu.predict.model.job import RECOMPUTE, TrainingJob, utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
-SCHEMA: Final = 5
-"""5: an interval, no errors of fitted rows; no rates through the middle of a network."""
+SCHEMA: Final = 6
+"""6: a cost is a rent."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""
@@ -66,14 +66,12 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
     if question.topology is not None and built is not None:
         kind = question.topology.kind
         document["topology"] = on_topology.document(built, kind, question.exchanges())
-    dollars_per_s = None
-    if question.costs is not None:
+    dollars_per_s = question.dollars_per_s
+    if dollars_per_s is not None:
         rate = document["tokens_per_s"]
         if rate is None:
             raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
-        spent = question.expense(question.costs)
-        dollars_per_s = spent.dollars_per_s
-        document["cost"] = cost_document(spent, rate, document.get("step_s"))
+        document["cost"] = cost_document(rate, dollars_per_s)
     document["error"] = error_bar(question)
     document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
-from luwu.predict.ask.cost import Costs, Expense, expense, machines_of, make_costs
+from luwu.predict.ask.cost import Costs, make_costs
 from luwu.predict.ask.keys import SECTIONS, SHARED, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host, Network
@@ -129,14 +129,11 @@ class Question:
     def fits(self) -> bool:
         return self.needed_bytes <= self.job.device.memory_bytes
 
-    def expense(self, costs: Costs) -> Expense:
-        """The cost of its machines and of the network. Raises ConfigError."""
-        machines = machines_of(
-            costs, self.job.devices, nodes=0 if self.nodes is None else self.nodes.nodes,
-            host=None if self.part is None else self.part.host,
-            host_devices=self.part.devices if isinstance(self.part, Offload) else None,
-        )  # fmt: skip
-        return expense(costs, machines, self.build())
+    @property
+    def dollars_per_s(self) -> float | None:
+        """The rent of its machines; None where no costs are given. Raises ConfigError."""
+        nodes = 0 if self.nodes is None else self.nodes.nodes
+        return None if self.costs is None else self.costs.dollars_per_s(self.job.devices, nodes)
 
 
 def _check_ports(network: Network) -> None:
@@ -241,10 +238,10 @@ class InferenceQuestion:
             self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
         )
 
-    def expense(self, costs: Costs) -> Expense:
-        """The cost of its machines and of the network. Raises ConfigError."""
-        are_hosts = isinstance(self.job, SocketJob)
-        return expense(costs, machines_of(costs, self.ranks, are_hosts=are_hosts), self.build())
+    @property
+    def dollars_per_s(self) -> float | None:
+        """The rent of its machines; None where no costs are given. Raises ConfigError."""
+        return None if self.costs is None else self.costs.dollars_per_s(self.ranks)
 
     def build(self) -> Built | None:
         """The network, for all copies."""

@@ -69,7 +69,6 @@ Bytes: TypeAlias = Annotated[float, Dimension.BYTES]
 Seconds: TypeAlias = Annotated[float, Dimension.SECONDS]
 Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
 Count: TypeAlias = Annotated[float, Dimension.COUNT]
-Watts: TypeAlias = Annotated[float, Dimension.WATTS]
 Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
 DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
@@ -113,8 +112,6 @@ class Device:
     """Rate of that network, per device and direction."""
     host_rate: Rate
     """To and from the host's memory, each direction."""
-    power: Watts | None = None
-    price: Dollars | None = None
 
     def peak(self, precision: str) -> float | None:
         """Peak of dense products in `bf16`, `fp8` or `fp4`."""
@@ -191,8 +188,6 @@ class Disk:
     read_rate: Rate
     write_rate: Rate
     memory_bytes: Bytes | None = None
-    power: Watts | None = None
-    price: Dollars | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +199,6 @@ class Processor:
     memory_rate: Rate
     bf16: Operations | None = None
     """Peak of dense matrix products with 16-bit operands."""
-    power: Watts | None = None
-    price: Dollars | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +210,6 @@ class Switch:
     port_rate: Rate
     aggregates: Count = 0.0
     """1: it can sum what passes."""
-    power: Watts | None = None
     price: Dollars | None = None
 
 
@@ -230,58 +222,19 @@ class Link:
     """One direction."""
     price: Dollars | None = None
     """Price of the cable and both transceivers."""
-    transceiver_power: Watts | None = None
-    """Power of one transceiver; a link has two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nic:
-    """A network card of a host, or a SmartNIC."""
-
-    name: str
-    rate: Rate
-    """Rate of all its ports, one direction."""
-    memory_bytes: Bytes | None = None
-    power: Watts | None = None
-    price: Dollars | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A host as it is bought or rented: with its devices, processors and network cards."""
+    """A host as it is rented, device by device."""
 
     name: str
-    devices_count: Count
-    """0: an optimizer node."""
-    price: Dollars | None = None
-    power: Watts | None = None
-    """At work, devices included."""
-    device_rental: DollarsPerS | None = None
+    device_rental: DollarsPerS
     """Rent of one device with its part of the host and the network."""
-    rental: DollarsPerS | None = None
-    """Rent of a host without devices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
-    """The terms of the hourly cost of bought machines."""
-
-    life_s: float
-    """Over which a price is spread."""
-    pue: float
-    """Power of the whole site over that of its machines; from 1 on."""
-    energy_price: float
-    """Dollars per joule."""
-
-    def __post_init__(self) -> None:
-        if not self.life_s > 0 or self.pue < 1:
-            found = f"{self.life_s / 31_536_000:g} and {self.pue:g}"
-            raise ConfigError(f"cost.life_years is above 0, cost.pue 1 or more: they are {found}")
 
 
 KINDS: Final[dict[str, type]] = {
-    kind.__name__.lower(): kind
-    for kind in (Device, Network, Disk, Processor, Switch, Link, Nic, Server)
+    kind.__name__.lower(): kind for kind in (Device, Network, Disk, Processor, Switch, Link, Server)
 }
 
 

@@ -28,10 +28,8 @@ class Dimension(Enum):
     BYTES = "B"
     BYTES_PER_S = "B/s"
     SECONDS = "s"
-    WATTS = "W"
     DOLLARS = "USD"
     DOLLARS_PER_S = "USD/s"
-    DOLLARS_PER_JOULE = "USD/J"
     RATIO = "1"
     COUNT = "count"
     TOKENS = "tokens"
@@ -46,13 +44,9 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
         **{f"{unit}/s": float(scale) for unit, scale in BYTES.items() if "i" not in unit},
         **{f"{unit}/s": scale / 8 for unit, scale in BITS_PER_S.items()},
     },
-    Dimension.SECONDS: {
-        **{unit: scale / 1e9 for unit, scale in NANOSECONDS.items()}, "year": 8760 * 3600.0,
-    },
-    Dimension.WATTS: {"W": 1.0, "kW": 1e3, "MW": 1e6},
+    Dimension.SECONDS: {unit: scale / 1e9 for unit, scale in NANOSECONDS.items()},
     Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
     Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},
-    Dimension.DOLLARS_PER_JOULE: {"USD/kWh": 1 / 3.6e6, "USD/MWh": 1 / 3.6e9, "USD/J": 1.0},
     Dimension.RATIO: {"1": 1.0, "%": 0.01},
     Dimension.COUNT: {"count": 1.0},
     Dimension.TOKENS: {"tokens": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},

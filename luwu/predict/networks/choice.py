@@ -16,16 +16,15 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware import values
 from luwu.predict.hardware.hardware import Device, Network
 from luwu.predict.hardware.values import Dimension
-from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, RailOnly, Torus
+from luwu.predict.networks.topologies import AggregationTree, Clos, Dragonfly, RailOnly
 
-Built: TypeAlias = Clos | RailOnly | Torus | Dragonfly | AggregationTree
+Built: TypeAlias = Clos | RailOnly | Dragonfly | AggregationTree
 KINDS: Final[dict[str, tuple[type[Built], tuple[str, ...], tuple[str, ...]]]] = {
     "single-switch": (Clos, ("radix",), ("aggregates", "endpoints")),
     "clos": (Clos, ("radix",), ("taper", "aggregates", "endpoints")),
     "rail-optimised": (Clos, ("radix",), ("taper", "rails", "aggregates", "endpoints")),
     "rail-only":
         (RailOnly, ("radix",), ("taper", "domain", "domain_rate", "domain_latency", "endpoints")),
-    "torus": (Torus, ("sizes",), ()),
     "dragonfly":
         (Dragonfly, ("groups", "routers_per_group", "endpoints_per_router"), ("global_taper",)),
     "aggregation-tree": (AggregationTree, ("fan_in",), ("endpoints",)),
@@ -52,8 +51,7 @@ class TopologyChoice:
         needed = ranks if tree else ranks + nodes
         built = self._built(network, device, needed, nodes, domain)
         if built.endpoints < needed:
-            key = "sizes" if self.kind == "torus" else "groups"
-            key = "endpoints" if "endpoints" in own else key
+            key = "endpoints" if "endpoints" in own else "groups"
             more = f" and {nodes} optimizer nodes" if nodes and not tree else ""
             raise ConfigError(
                 f"{_PLACE}{key}: the network has {built.endpoints} endpoints, but there are "
@@ -131,19 +129,12 @@ def _ratios(place: str, table: Mapping[str, Any], key: str) -> tuple[float, ...]
     return tuple(_ratio(place, {key: each}, key) for each in found)
 
 
-def _wholes(place: str, table: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    found = table[key]
-    if not isinstance(found, list) or not found:
-        raise ConfigError(f"{place}{key}: {found!r} is not a list of counts, such as [8, 8]")
-    return tuple(values.whole_of(place, {key: each}, key) for each in found)
-
-
 def _parser(dimension: Dimension) -> Callable[[str, Mapping[str, Any], str], float]:
     return lambda place, table, key: values.quantity_of(place + key, table[key], dimension)
 
 
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
-    "radix": _ports, "fan_in": _ports, "taper": _ratios, "global_taper": _ratio, "sizes": _wholes,
+    "radix": _ports, "fan_in": _ports, "taper": _ratios, "global_taper": _ratio,
     "aggregates": values.flag_of, "domain_rate": _parser(Dimension.BYTES_PER_S),
     "domain_latency": _parser(Dimension.SECONDS),
 }  # fmt: skip

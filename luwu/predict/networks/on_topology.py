@@ -27,7 +27,7 @@ from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup, Torus
+from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 
@@ -40,13 +40,10 @@ class Exchange:
     collective: str
     port_bytes: float
     """That each rank's port sends, or receives of a pull."""
-    whole: RankGroup | None = None
-    """All ranks of a ring that is several through domains: a torus has no domains."""
 
     def connection(self, built: Built) -> Connection:
         """Its connection to a network. Raises ConfigError if the network cannot do it."""
-        group = self.whole if isinstance(built, Torus) and self.whole else self.group
-        return built.connection(group, self.collective)
+        return built.connection(self.group, self.collective)
 
 
 def training_exchanges(
@@ -77,8 +74,7 @@ def _ring(
     if group.domains == 1:
         return {}
     each = ports(job, group)
-    ranks, whole = RankGroup(size // each, stride * each), RankGroup(size, stride)
-    return {name: Exchange(ranks, collective, port_bytes, whole)}
+    return {name: Exchange(RankGroup(size // each, stride * each), collective, port_bytes)}
 
 
 def _three_d(job: TrainingJob) -> dict[str, Exchange]:

@@ -15,15 +15,11 @@ and d down, and the taper of a tier is d/u. n endpoints, t tiers, R rails:
     S8  rail-only   all-to-all is an exchange in the domain of K, then one in the rail:
                     (K - 1)/K / domain rate + (g - K)/g / rate
 
-Of networks whose switches are part of the hosts, or fully connected in groups:
+Of networks whose switches are fully connected in groups:
 
-    D1  torus       dimensions n_1 ... n_D, a link each way around: n links in a dimension (half of
-                    that in one of 2, none in one of 1); no switches of its own
-    D2  its middle  2 n/n_max links pass it (n/2 in dimensions of 2)
     D3  dragonfly   g groups of a routers with p endpoints and h = p/taper global ports each; every
                     pair in a group has a link, every pair of groups m = floor(a h/(g - 1))
-    D5  all-to-all  in a torus, limited by what n/2 ranks send across the middle, 4 D2/n of a port;
-                    in a dragonfly by what leaves a group, or its local links, of which a message to
+    D5  all-to-all  limited by what leaves a group, or its local links, of which a message to
                     another group takes two: a g/(p (2g - 1)) of a port
     D6  neighbours  the links between two neighbours, or half of all that leave, by detours: what
                     adaptive routing takes, whichever is more
@@ -39,8 +35,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
-from typing import ClassVar, Final
+from typing import Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
@@ -393,60 +388,7 @@ class AggregationTree:
         return tiered_connection(self, 1, group, collective)
 
 
-# ---------------------------------------------------------------------- torus and dragonfly
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Torus:
-    """A ring of links in each dimension. The network's rate is that of one link."""
-
-    sizes: tuple[int, ...]
-    """Ranks count along the first dimension first."""
-    network: Network
-    radix: ClassVar[int] = 0
-    """It has no switches."""
-
-    @property
-    def endpoints(self) -> int:
-        return math.prod(self.sizes)
-
-    @property
-    def inventory(self) -> Inventory:
-        """Links alone (D1)."""
-        return Inventory(0, sum(self.endpoints * _ways(size) // 2 for size in self.sizes))
-
-    def connection(self, group: RankGroup, collective: str) -> Connection:
-        """Connection of a group that is whole dimensions. Raises ConfigError.
-
-        The rate of exchanges between neighbours is that of one link."""
-        check_needs_no_sums(collective)
-        if group.size == 1:
-            return alone(self.network)
-        sizes = self.dimensions_of(group)
-        share = 1.0
-        if collective == ALL_TO_ALL:
-            largest = max(sizes)
-            middle = group.size // largest * _ways(largest)
-            share = min(sum(_ways(size) for size in sizes), 4 * middle / group.size)
-        return over_switches(self.network, sum(size // 2 for size in sizes), share)
-
-    def dimensions_of(self, group: RankGroup) -> tuple[int, ...]:
-        """The sizes of the torus that a group is. Raises ConfigError."""
-        fits: list[str] = []
-        for first, last in combinations(range(len(self.sizes) + 1), 2):
-            found = RankGroup(math.prod(self.sizes[first:last]), math.prod(self.sizes[:first]))
-            if found == group:
-                return self.sizes[first:last]
-            fits.append(f"{found.size} by {found.stride}")
-        raise ConfigError(
-            f"group: {group.size} ranks, every {group.stride}., are not whole dimensions of a "
-            f"torus {' x '.join(map(str, self.sizes))}; size by stride that fit: {', '.join(fits)}"
-        )
-
-
-def _ways(size: int) -> int:
-    """Links of a rank in a dimension."""
-    return min(2, size - 1)
+# ---------------------------------------------------------------------- dragonfly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

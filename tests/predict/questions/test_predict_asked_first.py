@@ -21,7 +21,7 @@ LARGE: dict[str, Any] = {
     "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "micro_batch": 2,
     "tensor": 4, "pipeline": 4, "sequence_parallel": True,
 }  # fmt: skip
-RENTED = {"server": "H100x8", "rented": True}
+RENTED = {"server": "H100x8"}
 
 
 # ---------------------------------------------------------------------- does it fit

@@ -1,38 +1,37 @@
-"""Published results beside predictions of the same, all families: how far off the model is.
+"""How far off is the performance model? Published results beside predictions of the same.
 
-Each row of `data/calibration.toml` is a question, and the quantity that was published of it; for a
+    python -m benchmarks.calibration [--json]
+
+Each row of `calibration.toml` is a question, and the quantity that was published of it; for a
 ratio, `over` is the question of the denominator. The same code answers it that answers a user. All
 rows calibrate the model; `python -m benchmarks.blind` shows how good it was at what it had not
 seen.
-
-Order is Kendall's tau-b: of all pairs, those that both put in the same order less those in another
-one, over the geometric mean of the pairs that each tells apart. 1: the same order; -1: the opposite
-one. Source: Kendall, Rank Correlation Methods, 1948.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import combinations
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from operator import itemgetter
+from pathlib import Path
 from statistics import mean
 from typing import Any, Final, TypeAlias
 
-from luwu.predict.ask.cost import network_bill
 from luwu.predict.ask.question import AnyQuestion, Question, make_question
 from luwu.predict.ask.sweep import replaced
-from luwu.predict.hardware.catalogue import Catalogue
+from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.hardware.hardware import Host
-from luwu.predict.hardware.software import data
 from luwu.predict.inference.arrivals import arrivals_document
 from luwu.predict.inference.inference import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
 
+FILE: Final = Path(__file__).with_suffix(".toml")
 _Groups: TypeAlias = dict[Any, list[dict[str, Any]]]
-SCHEMA: Final = 4
-"""4: every row is a quantity of a question; those that were predicted blind are among them."""
 _OF_GROUP: Final = ("family", "source", "series")
 _OF_SERIES: Final = ("quantity", "over", "keys", "rows")
 _NAMED: Final = (
@@ -92,14 +91,9 @@ _INFERENCE: Final[dict[str, Callable[[Any, Any], float]]] = {  # the rows' peaks
     "generated token/s": lambda job, found: found.batch / found.decode.seconds,
     "whole answer ms": lambda job, found: 1e3 * job.output_tokens / found.tokens_per_s,
 }  # fmt: skip
-NETWORK: Final[dict[str, Callable[[Any, Any], float]]] = {
-    "switches": lambda built, costs: built.inventory.switches,
-    "links between switches": lambda built, costs: built.inventory.links - built.endpoints,
-    "USD/endpoint of the network": lambda built, costs: (
-        network_bill(built, switch=costs.switch, link=costs.link).capex / built.endpoints
-    ),
-}
-"""Quantities that follow from the built network and its costs alone."""
+_USD: Final = "USD/endpoint of the network"
+NETWORK: Final = ("switches", "links between switches", _USD)
+"""Quantities that follow from the built network, and from what its parts cost, alone."""
 _UNDER_LOAD: Final = {
     "first token under load ms": "first_token_s", "between tokens under load ms": "token_s",
 }  # fmt: skip
@@ -132,13 +126,13 @@ def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
 
 
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
+    if quantity in NETWORK:
+        return _network_value(quantity, table, catalogue)
     if quantity == "Adam s":  # of a host's processors, whatever its memory
         host = Host(processor=catalogue.find("processor", table["processor"]), memory_bytes=0.0)
         return host.adam(table["parameters"])
     question = question_of(table, catalogue)
     if isinstance(question, Question):
-        if quantity in NETWORK:
-            return NETWORK[quantity](question.build(), question.costs)
         return _TRAINING[quantity](question.job, question.answer())
     if quantity not in _UNDER_LOAD:
         return _INFERENCE[quantity](question.job, question.answer())
@@ -149,16 +143,33 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
     return 1e3 * float(played[_UNDER_LOAD[quantity]]["mean"])
 
 
+def _network_value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
+    """Of the network that a question's [topology] builds; its [cost] names a switch and a link."""
+    built = make_question({k: v for k, v in table.items() if k != "cost"}, catalogue).build()
+    assert built is not None
+    parts = built.inventory
+    if quantity != _USD:
+        return parts.switches if quantity == "switches" else parts.links - built.endpoints
+    switch, link = (catalogue.find(kind, table["cost"][kind]) for kind in ("switch", "link"))
+    return float(parts.switches * switch.price + parts.links * link.price) / built.endpoints
+
+
 # ---------------------------------------------------------------------- all rows
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The groups of published results."""
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
 
 
 def rows(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
     """All rows, with what is predicted of each. Raises ConfigError."""
-    for group, table in data("calibration.toml").items():
+    for group, table in published().items():
         shared = {key: value for key, value in table.items() if key not in _OF_GROUP}
         for series in table["series"]:
             keys = {**shared, **series}
-            for *values, published in series["rows"]:
+            for *values, found in series["rows"]:
                 question = {key: value for key, value in keys.items() if key not in _OF_SERIES}
                 question |= zip(series.get("keys", ()), values, strict=True)
                 row: dict[str, Any] = {"quantity": keys["quantity"], "question": question}
@@ -167,8 +178,8 @@ def rows(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
                 value = predicted(row, catalogue)
                 yield {
                     "family": table["family"], "group": group, "name": _name(question), **row,
-                    "published": published, "predicted": value, "source": table["source"],
-                    "error": signed_error(published, value, rate=is_rate(keys["quantity"])),
+                    "published": found, "predicted": value, "source": table["source"],
+                    "error": signed_error(found, value, rate=is_rate(keys["quantity"])),
                 }  # fmt: skip
 
 
@@ -185,7 +196,7 @@ def document(catalogue: Catalogue) -> dict[str, Any]:
     """All rows by family, and a summary of each."""
     families = _grouped(rows(catalogue), lambda row: row.pop("family"))
     summary = {name: _summary(own) for name, own in families.items()}
-    return {"schema": SCHEMA, **families, "summary": summary}
+    return {**families, "summary": summary}
 
 
 def _grouped(rows: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Any]) -> _Groups:
@@ -199,7 +210,7 @@ def _grouped(rows: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], Any
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     groups = _grouped(rows, itemgetter("group"))
     return {
-        **_errors(rows), "rankings": rankings(rows),
+        **_errors(rows),
         "groups": [{"group": name, **_errors(own)} for name, own in groups.items()],
     }  # fmt: skip
 
@@ -224,8 +235,6 @@ def text(found: dict[str, Any]) -> str:
         lines.append(f"{name}: {each['rows']} rows, {_within(each)}")
         for one in each["groups"]:
             lines.append(f"  {one['group']:<28} {one['rows']:>3} rows, {_within(one)}")
-        orders = [f"{one['group']} {one['tau']:+.2f} ({one['rows']})" for one in each["rankings"]]
-        lines.append(f"  rank correlation by group (rows): {', '.join(orders) or '-'}")
     return "\n".join(lines)
 
 
@@ -233,19 +242,12 @@ def _within(each: dict[str, Any]) -> str:
     return f"{each['mean']:.1%} in the mean, {each['max']:.1%} at most"
 
 
-def kendall_tau(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Kendall's tau of two lists of the same things. None if one of them has equal values only."""
-    firsts, seconds = ([(a > b) - (a < b) for a, b in combinations(v, 2)] for v in (one, other))
-    agreed = sum(a * b for a, b in zip(firsts, seconds, strict=True))
-    told = math.sqrt(sum(map(abs, firsts)) * sum(map(abs, seconds)))
-    return agreed / told if told else None
+def main(arguments: list[str]) -> int:
+    """Print all rows; the exit code."""
+    found = document(load())
+    print(json.dumps(found, indent=1) if "--json" in arguments else text(found))
+    return 0
 
 
-def rankings(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rankings of all groups of comparable rows: those of one group in one quantity."""
-    found = []
-    for (group, quantity), own in _grouped(rows, itemgetter("group", "quantity")).items():
-        tau = kendall_tau([row["published"] for row in own], [row["predicted"] for row in own])
-        if tau is not None:
-            found.append({"group": group, "quantity": quantity, "rows": len(own), "tau": tau})
-    return found
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
