@@ -156,11 +156,7 @@ def test_a_disk_without_room_for_the_log_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: the error comes before a directory is made, and names the flag."""
-
-    class Full:
-        f_bavail, f_frsize = 1, 1
-
-    monkeypatch.setattr(directories.os, "statvfs", lambda _: Full)
+    monkeypatch.setattr(directories, "free_bytes", lambda _: 1)
     with pytest.raises(LuwuError, match="--log-steps") as caught:
         train(Job(), tmp_path / "state", tmp_path)
     assert isinstance(caught.value, StoreFullError)
