@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from luwu.base.clock import SYSTEM_CLOCK
+from tests.own_memory import memory_bytes
 
 WARM: Final = {"headers": 20_000, "live": 4_000, "files": 1_000}
 """Cases until every path was taken once, and memory is what it is."""
@@ -80,13 +81,13 @@ class Watch:
             if self._work.end_ns and now_ns > self._work.end_ns:
                 raise Over
         if self._warm_bytes is None and index >= self._work.first + WARM[self._work.part]:
-            self._warm_bytes = _memory_bytes("VmRSS")
+            self._warm_bytes = memory_bytes("VmRSS")
 
     def grown_bytes(self) -> int:
         """What the process has grown by at most since it was warm."""
         if self._warm_bytes is None:
             return 0
-        return max(0, _memory_bytes("VmHWM") - self._warm_bytes)
+        return max(0, memory_bytes("VmHWM") - self._warm_bytes)
 
 
 def do_slice(work: Slice) -> Account:
@@ -118,11 +119,3 @@ def _found(work: Slice, directory: Path, look: Callable[[int], None]) -> Iterato
     from tests.fuzz.files import fuzz_files
 
     return fuzz_files(work.seed, work.first, work.count, directory, look=look)
-
-
-def _memory_bytes(name: str) -> int:
-    """VmRSS or VmHWM, the peak. (`ru_maxrss` begins with that of the parent process.)"""
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"no {name} in /proc/self/status")

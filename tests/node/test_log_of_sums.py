@@ -181,7 +181,6 @@ def test_a_disk_without_room_for_the_log_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: the error comes before a directory is made, and names the flag."""
-
     monkeypatch.setattr(directories, "free_bytes", lambda _: 1)
     with pytest.raises(LuwuError, match="--log-steps") as caught:
         train(Job(), tmp_path / "state", tmp_path)

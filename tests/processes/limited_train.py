@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import zmq
 
+from tests.own_memory import memory_bytes
 from workers import train
 from workers.arms import Arm
 from workers.gpt import GPT, GPTConfig
@@ -31,8 +32,8 @@ def main(arguments: Sequence[str]) -> int:
     def make_arm(options: Options, **more: Any) -> Arm:
         arm = train.make_arm(options, **more)  # connected: its threads are there
         warm_up()
-        used_bytes = train.memory_bytes("VmData")
-        assert used_bytes is not None
+        used_bytes = memory_bytes("VmData")
+        assert used_bytes, "this kernel tells no VmData"
         resource.setrlimit(resource.RLIMIT_DATA, (used_bytes + int(arguments[0]), most_bytes))
         return arm
 
