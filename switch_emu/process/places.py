@@ -86,7 +86,8 @@ class WeightsPlaces:
     ) -> memoryview | None:
         """Where to write weights for a step; None if they are there already, or being written.
 
-        `again`: those that are there are void. `fill` or `give_up` must follow.
+        `note_made` must precede, unless they are those of the step before. `again`: those that are
+        there are void. `fill` or `give_up` must follow.
         """
         with self._lock:
             place = self._place(extent, step)
