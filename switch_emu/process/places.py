@@ -86,7 +86,8 @@ class WeightsPlaces:
     ) -> memoryview | None:
         """Where to write weights for a step; None if they are there already, or being written.
 
-        `again`: those that are there are void. `fill` or `give_up` must follow.
+        `note_made` must precede, unless they are those of the step before. `again`: those that are
+        there are void. `fill` or `give_up` must follow.
         """
         with self._lock:
             place = self._place(extent, step)
@@ -117,7 +118,7 @@ class WeightsPlaces:
             place = self._place(extent, step)
             if not self._has(extent, step, attempt):
                 return None
-            if place.step != step:
+            if place.step != step and extent not in self._masters:
                 place.step, place.attempt = step, attempt
             self._stamp(extent, step, attempt, show=show)
             return place.payload()
@@ -142,8 +143,8 @@ class WeightsPlaces:
         place, made = self._place(extent, step), self._made.get(extent)
         if place.is_claimed:
             return False
-        if extent in self._masters:  # they are there before anything of it is asked for
-            return (made or 0) <= step
+        if extent in self._masters:  # they are there before any are asked for; -1: as they came
+            return place.step <= step
         if place.step < 0 or made is None:
             return place.step >= 0
         counts = place.attempt == attempt or (place.step, place.attempt) == self._decided

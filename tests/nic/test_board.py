@@ -39,6 +39,7 @@ class Sender(NamedTuple):
         return cls(memory, WeightsPlaces(LAYOUT, memoryview(memory).cast("B")[OFFSET:], count))
 
     def publish(self, extent: int, step: int, attempt: int, *, show: bool = True) -> None:
+        self.places.note_made(extent, step)
         target = self.places.claim(extent, step, attempt)
         assert target is not None
         target[:] = bytes([step + attempt]) * target.nbytes
@@ -125,6 +126,7 @@ def test_nothing_is_found_while_it_is_written() -> None:
     board = sender.board()
     sender.publish(0, step=1, attempt=0)
     sender.publish(1, step=1, attempt=0)
+    sender.places.note_made(1, 2)
     assert sender.places.claim(1, 2, 0) is not None
     assert find(board, 0, 1, 0) is None
     sender.places.give_up(1, 2)

@@ -183,8 +183,8 @@ OF_NODES = {
 }  # fmt: skip
 """Several optimizer nodes, and the switch that leads them, send these."""
 OF_READERS = {*get_args(wire.ReaderRequest), *get_args(wire.ReaderAnswer)}
-OF_SWITCHES = {Verb.PRESENT, Verb.PAGE}
-"""Receipts of what a worker never sends."""
+OF_SWITCHES = {Verb.PRESENT, Verb.PAGE, Verb.PULL}
+"""Receipts of what a worker never sends; of pulls, of weights that the asker has."""
 
 
 def test_every_message_has_a_place() -> None:

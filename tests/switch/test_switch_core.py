@@ -334,7 +334,7 @@ def test_copies_beyond_the_budget_go_when_those_who_asked_are_served() -> None:
         key = (1, 0, extent)
         copies.asked(key, "a")
         weights = message(wire.Weights, step=1, index=extent, dtype="float32")
-        assert copies.came(key, weights, extent, 100) == ("a",)
+        assert copies.came(key, weights, extent, 100) == {"a": False}
         assert copies.trim(key) == ([] if extent == 0 else [extent])
     assert copies.bytes_used == 100
     assert copies.asked((1, 0, 2), "b") is None

@@ -232,6 +232,42 @@ def test_weights_that_are_the_same_are_not_sent_again() -> None:
     assert handed.uplink.asks(name)
 
 
+def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
+    """Goal: a receipt, whether it asks before or after the answer is known; those that have none
+    are sent the weights, and of new ones all are."""
+    handed = Handed()
+    part, extent = part_of(handed), SECOND[0]
+    cached(part, handed, extent, now="old")
+    first, second = (message(wire.Pull, step=step, index=extent, has=True) for step in (1, 2))
+    same = message(wire.Received, step=1, index=extent, verb=Verb.PULL)
+    copy = Cache(extent, 1, 0, 0, "float32", "old", is_new=False)
+    new = Cache(extent, 2, 0, 0, "float32", "bytes")
+    receipt = f"Received step=1 index={extent} verb=PULL"
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, first), [f"parent: Pull step=1 index={extent} has=True"]),
+            ("pull", (handed.right, replace(first, has=False)), []),
+            ("same", (same,), ["Cache extent"]),
+            ("cached", (copy, "old", 5),
+             [f"left: {receipt}", f"right: Weights step=1 index={extent} dtype=float32 + 'old'",
+              "drop old"]),
+            ("pull", (handed.right, first), [f"right: {receipt}"]),
+        ],
+    )  # fmt: skip
+    handed.outbox.step = 1
+    weights = message(wire.Weights, step=2, index=extent, dtype="float32")
+    sent = f"left: Weights step=2 index={extent} dtype=float32 + 'new'"
+    handed.play(
+        part,
+        [
+            ("pull", (handed.left, second), [f"parent: Pull step=2 index={extent} has=True"]),
+            ("weights", (weights, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("cached", (new, "new", 5), [sent, "drop old"]),
+        ],
+    )
+
+
 @pytest.mark.parametrize("change", ["attempt", "decided", "cached"])
 def test_a_copy_that_comes_too_late_is_dropped(change: str) -> None:
     """I1. Goal: weights of an older attempt or step are never sent again, nor is one copy put in

@@ -33,7 +33,7 @@ keeps the first pages in its RAM (`TieredPageStore`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,6 +44,7 @@ from luwu.protocol.outbox import Outbox
 from luwu.protocol.uplink import Uplink, neighbours
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
+from luwu.wire.messages import Verb
 from switch_emu.switch.core.actions import Cache, SwitchLimits
 
 
@@ -52,6 +53,8 @@ class Cached:
     """The weights of one extent."""
 
     step: int
+    since: int
+    """The first step of those, up to this one, for which they are the same."""
     dtype: str
     payload: Payload
     payload_bytes: int
@@ -112,13 +115,16 @@ class WeightsCache:
         """The extents to ask for, of the next step, when a gradient of this one was pushed."""
         return self._ahead.get(extent, ())
 
-    def put(
-        self, done: Cache, payload: Payload, payload_bytes: int, *, in_place: int = 0
-    ) -> Payload | None:  # fmt: skip
-        """Weights were copied here; returns those that they replace."""
-        former = self._take(done.extent)
-        self._cached[done.extent] = Cached(done.step, done.dtype, payload, payload_bytes, in_place)
-        self.bytes_used += payload_bytes
+    def since(self, done: Cache) -> int:
+        """The first step for which the weights that were copied are the same."""
+        former = None if done.is_new else self._cached.get(done.extent)
+        return done.step if former is None else former.since
+
+    def put(self, extent: int, weights: Cached) -> Payload | None:
+        """Keep weights that were copied here; returns those that they replace."""
+        former = self._take(extent)
+        self._cached[extent] = weights
+        self.bytes_used += weights.payload_bytes
         return former
 
     def forget(self, step: int | None = None) -> list[Payload]:
@@ -163,7 +169,8 @@ CopyKey = tuple[int, int, int]
 class Copy:
     """One extent of weights, for one use."""
 
-    askers: list[str] = field(default_factory=list)
+    askers: dict[str, bool] = field(default_factory=dict)
+    """And if they have the weights of the step before."""
     served: set[str] = field(default_factory=set)
     weights: wire.Weights | None = None
     payload: Payload | None = None
@@ -185,7 +192,7 @@ class WeightsCopies:
         """The number of children that will ask in the attempt that begins."""
         self._child_count = child_count
 
-    def asked(self, key: CopyKey, peer: str) -> Copy | None:
+    def asked(self, key: CopyKey, peer: str, *, has: bool = False) -> Copy | None:
         """A child asks. The copy to serve it from now, or None: it must be fetched."""
         copy = self._copies.setdefault(key, Copy())
         if copy.payload is not None:
@@ -194,22 +201,21 @@ class WeightsCopies:
         if peer not in copy.askers:
             if copy.served:
                 self.fallback_count += 1
-            copy.askers.append(peer)
+            copy.askers[peer] = has
         return None
 
-    def answered(self, key: CopyKey) -> tuple[str, ...]:
+    def answered(self, key: CopyKey) -> dict[str, bool]:
         """The children that have asked, who are served now."""
         copy = self._copies.get(key)
         if copy is None:
-            return ()
-        askers = tuple(copy.askers)
+            return {}
+        askers, copy.askers = copy.askers, {}
         copy.served.update(askers)
-        copy.askers.clear()
         return askers
 
     def came(
         self, key: CopyKey, weights: wire.Weights, payload: Payload, payload_bytes: int
-    ) -> tuple[str, ...]:
+    ) -> dict[str, bool]:
         """The bytes are here; the children to send them to."""
         copy = self._copies[key]
         copy.weights, copy.payload, copy.payload_bytes = weights, payload, payload_bytes
@@ -297,10 +303,12 @@ class WeightsDown:
             return
         missing: list[int] = []
         for extent in range(m.index, m.index + m.count):
-            if self._send_cached(child.peer, m.step, m.part, extent):
-                continue
             key = (m.step, m.part, extent)
-            copy = self.copies.asked(key, child.peer)
+            if cached := self.cache.get(m.step, extent):
+                self._send({child.peer: m.has}, key, cached)
+                self.cache.hits_count += 1
+                continue
+            copy = self.copies.asked(key, child.peer, has=m.has)
             if copy is not None and copy.weights is not None:
                 self._outbox.send_all((child.peer,), copy.weights, copy.payload)
                 self._outbox.drop_all(self.copies.trim(key))
@@ -308,14 +316,16 @@ class WeightsDown:
                 missing.append(extent)
         self._ask(m.step, m.part, missing)
 
-    def _send_cached(self, peer: str, step: int, part: int, extent: int) -> bool:
-        cached = self.cache.get(step, extent)
-        if cached is None:
-            return False
-        weights = self._weights((step, part, extent), cached.dtype, in_place=cached.in_place)
-        self._outbox.send_all((peer,), weights, cached.payload)
-        self.cache.hits_count += 1
-        return True
+    def _send(self, askers: Mapping[str, bool], key: CopyKey, cached: Cached) -> None:
+        """Answer children: by a receipt those that have the weights of the step before, if these
+        are the same."""
+        step, part, extent = key
+        have = tuple(peer for peer, has in askers.items() if has and cached.since < step)
+        if have:
+            self._outbox.send_all(have, self._outbox.receipt_of(Verb.PULL, step, extent, part))
+        if lack := tuple(peer for peer in askers if peer not in have):
+            weights = self._weights(key, cached.dtype, in_place=cached.in_place)
+            self._outbox.send_all(lack, weights, cached.payload)
 
     def _weights(self, key: CopyKey, dtype: str, *, in_place: int) -> wire.Weights:
         step, part, extent = key
@@ -398,11 +408,11 @@ class WeightsDown:
         self._children.loaded = True
         weights = self._weights(key, m.dtype, in_place=m.in_place)
         if m.in_place:  # none is kept for the others: they look there, or ask again
-            self._outbox.send_all(self.copies.answered(key), weights, payload)
+            self._outbox.send_all(tuple(self.copies.answered(key)), weights, payload)
             self._outbox.drop(payload)
             return
         askers = self.copies.came(key, weights, payload, payload_bytes)
-        self._outbox.send_all(askers, weights, payload)
+        self._outbox.send_all(tuple(askers), weights, payload)
         self._outbox.drop_all(self.copies.trim(key))
 
     def cached(
@@ -414,12 +424,12 @@ class WeightsDown:
             # A step was skipped meanwhile: they are void, and who has asked since waits for others.
             self._outbox.drop(payload)
             return
-        key = (done.step, done.part, done.extent)
+        since, key = self.cache.since(done), (done.step, done.part, done.extent)
+        weights = Cached(done.step, since, done.dtype, payload, payload_bytes, in_place)
         if askers := self.copies.answered(key):
             self._children.loaded = True
-            weights = self._weights(key, done.dtype, in_place=in_place)
-            self._outbox.send_all(askers, weights, payload)
+            self._send(askers, key, weights)
         if done.step < self._outbox.step or not self.cache.wants(done.step, done.extent):
             self._outbox.drop(payload)
             return
-        self._outbox.drop(self.cache.put(done, payload, payload_bytes, in_place=in_place))
+        self._outbox.drop(self.cache.put(done.extent, weights))
