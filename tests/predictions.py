@@ -287,16 +287,27 @@ def _inference_needs(question: InferenceQuestion) -> dict[str, float]:
     """Of a token of each sequence: weights once, all of the cache, operations, sends."""
     job = question.job
     parameters = job.model.layers * job.model.layer_parameters
-    sent = sum(each.port_bytes for each in question.exchanges().values()) / job.network.port_rate
+    layer = 2 * job.batch * job.model.hidden
     if isinstance(job, SocketJob):
-        return {"memory": 2 * parameters / job.sockets / job.processor.memory_rate, "port": sent}
+        sent = 2 * job.model.layers * 2 * (job.hosts - 1) / job.hosts * layer
+        return {
+            "memory": 2 * parameters / job.sockets / job.processor.memory_rate,
+            "port": sent / job.network.port_rate,
+        }
+    if job.batching == "continuous":
+        layer *= 1 + job.input_tokens / job.output_tokens
+    sent = 0.0
+    if job.tensor > job.device.domain_count:
+        sent += 2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer
+    if job.pipeline > 1 and job.devices > job.device.domain_count:
+        sent += layer
     peak, batch = job.device.peak(job.precision), question.answer().batch
     assert peak is not None
     weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * parameters
     return {
         "memory": weights / job.tensor / job.device.memory_rate,
         "compute": 2 * batch * parameters / job.devices / peak,
-        "port": batch / job.batch * sent,
+        "port": batch / job.batch * sent / job.network.port_rate,
     }
 
 

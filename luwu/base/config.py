@@ -145,8 +145,6 @@ class RunConfig:
         roles=NODE)
     run_dir: Path | None = _key(None, path, "DIR", ALL, RECORDS,
         "directory of this run (default: luwu-runs/<time>-<id>)")
-    tensorboard: Path | None = _key(None, path, "DIR", RUN, RECORDS,
-        "write the values that the script passes to luwu.log there, as TensorBoard event files")
     json: str | None = _key(None, words, "FILE|-", COMPARE, RECORDS,
         "also write the results as JSON; - prints them")
     memory_budget: int | None = _key(None, size_or_auto, "SIZE|auto", ALL, MEMORY,

@@ -35,9 +35,9 @@ def run(
     asked: Mapping[str, str], file: Path | None, systems: str | None, goal: str | None,
     as_json: bool, catalogue: Catalogue,
 ) -> int:  # fmt: skip
-    """Search the best configurations of a job on hardware you do not have: systems, networks,
-    degrees of parallelism, micro-batches and recomputation. Show those that no other beats in
-    speed, free memory, cost and power; with --tokens, the days and dollars of a whole training.
+    """Search the best configurations of a job on hardware you do not have: systems, degrees
+    of parallelism, micro-batches and recomputation. Show those that no other beats in speed, free
+    memory and cost; with --tokens, the days and dollars of a whole training.
     The question is in FILE, or in flags, as of luwu predict step. docs/predict.md describes it."""
     table = asked_table(asked, file, catalogue)
     if file is None:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,6 @@ import click
 
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, Interrupted, LuwuError
-from luwu.base.own import needs
 from luwu.base.tree import parse_ranks, tree_of_hosts
 from luwu.commands import form
 from luwu.commands.outcome import (
@@ -116,7 +114,7 @@ def _run_here(
             should_stop=should_stop,
             connect_timeout_s=config.connect_timeout,
         )
-        supervisor.worker_environ = key_environ(config) | _tensorboard_environ(config)
+        supervisor.worker_environ = key_environ(config)
         with _failure_written(run_directory, resolved, script), supervisor:
             if config.join is None:
                 supervisor.worker_environ |= job_environ(run_directory)
@@ -150,13 +148,6 @@ def _run_here(
             if served is not None:
                 fold_nodes(run_directory, served.state, config.optimizer_nodes)
     return served
-
-
-def _tensorboard_environ(config: RunConfig) -> dict[str, str]:
-    """The variable that gives rank 0 the directory of TensorBoard's files (`luwu.log`)."""
-    if config.tensorboard is None:
-        return {}
-    return {"LUWU_TENSORBOARD": str(config.tensorboard.absolute())}
 
 
 def _serve(supervisor: Supervisor, config: RunConfig, console: Console) -> _Served:
@@ -298,11 +289,6 @@ def _check(resolved: Resolved, script: Sequence[str]) -> None:
     _check_engine(config)
     check_keys(config)
     check_worker_loss(config)
-    if config.tensorboard is not None and find_spec("tensorboard") is None:
-        raise ConfigError(
-            f"tensorboard: the package tensorboard is not installed; {needs('tensorboard')}",
-            code="E208",
-        )
 
 
 def _check_join(resolved: Resolved) -> None:

@@ -2,7 +2,7 @@
 
     hardware/   devices, networks, hosts, and what is known of them, with sources
     model/      a transformer in numbers: layers, operators, exchanges, memory
-    networks/   topologies, the share of them that an exchange has, and their cost
+    networks/   topologies, and the share of them that an exchange has
     systems/    a training step of each system, by closed forms
     inference/  prefill and decode, by closed forms; requests under load, round by round
     driven/     LuWu's own cores in virtual time

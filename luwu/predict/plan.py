@@ -1,5 +1,5 @@
-"""The best configuration: all degrees, micro-batches and recomputations, of the systems and
-networks asked. docs/predict.md has the keys.
+"""The best configuration: all degrees, micro-batches and recomputations, of the systems asked.
+docs/predict.md has the keys.
 
 A micro-batch is a power of two up to 64, of recomputation there is none, selective and full, and
 those alone count that share devices and batch evenly. Degrees of "3d", each only where it matters:

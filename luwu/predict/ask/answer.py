@@ -62,10 +62,6 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         document = _training_answer(question)
     else:
         document = _inference_answer(question)
-    built = question.build()
-    if question.topology is not None and built is not None:
-        kind = question.topology.kind
-        document["topology"] = on_topology.document(built, kind, question.exchanges())
     dollars_per_s = question.dollars_per_s
     if dollars_per_s is not None:
         rate = document["tokens_per_s"]
@@ -102,6 +98,10 @@ def _training_answer(question: Question) -> dict[str, Any]:
     is_gathered = question.nodes is not None and job.micro_batches > 1
     if is_gathered and step.binding in ("push", "disk write"):
         warnings.append("what several micro-batches push has its order: believe the cores")
+    built = question.build()
+    if question.topology is not None and built is not None:
+        kind = question.topology.kind
+        document["topology"] = on_topology.document(built, kind, question.exchanges())
     return document | {
         "warnings": warnings, "asked": asked(question), "fits": question.fits,
         "nearest_fit": None if nearest is None else nearest.text,
@@ -133,7 +133,7 @@ def whole_training(
 
 
 def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
-    served, job = question.answer(), question.as_on_topology().job
+    served, job = question.answer(), question.job
     rate, first = served.tokens_per_s, served.first_token
     if isinstance(job, InferenceJob):
         own, device = _of_devices(question, job, served), job.device.name
@@ -143,7 +143,7 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         own, device = _of_sockets(job, served), job.processor.name
         ranks = {"sockets": job.sockets, "host_sockets": job.host_sockets}
         ranks |= {"inside": job.inside.name}
-        settings = {"batching": "static", "parallel_blocks": job.parallel_blocks}
+        settings = {"batching": "static"}
     return {
         "schema": SCHEMA, "system": question.system,
         "first_token_s": None if first is None else first.seconds,

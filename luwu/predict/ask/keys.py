@@ -33,8 +33,6 @@ SECTIONS: Final[dict[str, str]] = {
     name: each["section"] for name, each in _FILE["systems"].items() if "section" in each
 }
 """The section of the file that a system requires, such as `[node]`."""
-SHARED: Final = ("topology", "cost")
-"""Sections that every question may have."""
 _READERS: Final[dict[str, Callable[[str, Mapping[str, Any], str], Any]]] = {
     "whole": values.whole_of, "flag": values.flag_of, "other": lambda _, table, key: table[key],
 }  # fmt: skip
@@ -104,7 +102,8 @@ def read_keys(
     known, more = keys_of(system, section), list[str]()
     if not section:
         more += ["arrivals"] if system == "inference" else []
-        more += [*SHARED, *([SECTIONS[system]] if system in SECTIONS else [])]
+        more += ["topology"] if system in TRAINING else []
+        more += ["cost", *([SECTIONS[system]] if system in SECTIONS else [])]
     needed = [name for name, key in known.items() if key.is_needed]
     values.check_keys(f"{section}." if section else "", table, [*known, *more], needed)
     return {name: key.read(table, catalogue) for name, key in known.items() if name in table}

@@ -1,7 +1,7 @@
 """A question as users write it: a TOML file, or a table, made into what is predicted.
 
-Which keys there are depends on the system (`keys.py`). `[topology]` and `[cost]` go with all
-systems: `networks/choice.py`, `cost.py`; `[arrivals]` with inference on devices:
+Which keys there are depends on the system (`keys.py`). `[cost]` goes with all systems (`cost.py`),
+`[topology]` with those of training: `networks/choice.py`; `[arrivals]` with inference on devices:
 `inference/arrivals.py`. A key that is unknown, of another system, or missing is an error.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
 from luwu.predict.ask.cost import Costs, make_costs
-from luwu.predict.ask.keys import SECTIONS, SHARED, TRAINING, read_keys, system_of
+from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host, Network
 from luwu.predict.hardware.model import CONFIG_SUFFIX
@@ -214,12 +214,7 @@ class InferenceQuestion:
     arrivals: Arrivals | None = None
     nics_per_host: int | None = None
     """That the devices of a host share, as it was asked; None: one each."""
-    topology: TopologyChoice | None = None
     costs: Costs | None = None
-
-    def __post_init__(self) -> None:
-        if self.topology is not None:
-            _check_ports(self.job.network)
 
     @property
     def system(self) -> str:
@@ -232,48 +227,22 @@ class InferenceQuestion:
         return self.replicas * self.job.devices
 
     @property
-    def ranks(self) -> int:
-        """Endpoints of a network: devices, or hosts of sockets."""
-        return self.replicas * (
-            self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
-        )
-
-    @property
     def dollars_per_s(self) -> float | None:
         """The rent of its machines; None where no costs are given. Raises ConfigError."""
-        return None if self.costs is None else self.costs.dollars_per_s(self.ranks)
-
-    def build(self) -> Built | None:
-        """The network, for all copies."""
-        if self.topology is None:
-            return None
-        device = self.job.device if isinstance(self.job, InferenceJob) else None
-        return self.topology.build(self.job.network, device, self.ranks)
-
-    def exchanges(self) -> dict[str, on_topology.Exchange]:
-        """That go over the network in a decode round."""
-        if isinstance(self.job, InferenceJob):
-            return on_topology.inference_exchanges(self.job)
-        return on_topology.socket_exchanges(self.job)
-
-    def as_on_topology(self) -> InferenceQuestion:
-        """The same without a topology, on the port that it leaves."""
-        found = on_topology.connections(self.build(), self.exchanges())
-        network = on_topology.slowest(self.job.network, found.values())
-        return replace(self, job=replace(self.job, network=network), topology=None)
+        each = self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
+        return None if self.costs is None else self.costs.dollars_per_s(self.replicas * each)
 
     def answer(self) -> Inference:
         """The prediction. Raises ConfigError for what cannot be."""
-        job = self.as_on_topology().job
-        if isinstance(job, InferenceJob):
-            return on_devices.predict_inference(job, self.replicas)
-        return on_sockets.predict_on_sockets(job, self.replicas)
+        if isinstance(self.job, InferenceJob):
+            return on_devices.predict_inference(self.job, self.replicas)
+        return on_sockets.predict_on_sockets(self.job, self.replicas)
 
 
 def _make_inference_question(
     table: Mapping[str, Any], catalogue: Catalogue, **shared: Any
 ) -> InferenceQuestion:
-    """A question of inference, whose [topology] and [cost] are read."""
+    """A question of inference, whose [cost] is read."""
     values = _on_hosts(read_keys(table, system_of(table), catalogue))
     is_on_devices = values.pop("system") == "inference"
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
@@ -321,10 +290,10 @@ def read_table(path: Path) -> dict[str, Any]:
 def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion:
     """A question of a table. Raises ConfigError, which names the key."""
     system = system_of(table)
-    network, spent = (optional_section_of(table, key) for key in SHARED)
-    shared: dict[str, Any] = {
-        "topology": None if network is None else make_topology(network),
-        "costs": None if spent is None else make_costs(spent, catalogue),
-    }
-    make = make_training_question if system in TRAINING else _make_inference_question
-    return make(table, catalogue, **shared)
+    spent = optional_section_of(table, "cost")
+    costs = None if spent is None else make_costs(spent, catalogue)
+    if system not in TRAINING:
+        return _make_inference_question(table, catalogue, costs=costs)
+    network = optional_section_of(table, "topology")
+    topology = None if network is None else make_topology(network)
+    return make_training_question(table, catalogue, topology=topology, costs=costs)

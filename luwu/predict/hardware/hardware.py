@@ -226,7 +226,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A host as it is rented, device by device."""
+    """A host whose devices are rented."""
 
     name: str
     device_rental: DollarsPerS

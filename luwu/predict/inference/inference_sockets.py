@@ -2,8 +2,8 @@
 
     K1  a token         max((weights / t + cache) / (memory rate x share), operations / (t peak))
                         + exchanges
-    K2  exchanges       two all-reduces in each layer, one where attention and MLP run side by side,
-                        in hosts and between them (N11), where the sockets of a host share its port
+    K2  exchanges       two all-reduces in each layer, in hosts and between them (N11), where the
+                        sockets of a host share its port
     K3  prefill         the same with the prompt's operations
 
 t sockets. Where the peak of a processor is not known, decode is assumed to be limited by memory,
@@ -48,8 +48,6 @@ class SocketJob:
     batch: int = 1
     input_tokens: int
     output_tokens: int
-    parallel_blocks: bool = False
-    """Attention and MLP of a layer run side by side, as some models have them."""
     memory_bytes: float | None = None
     """Memory of a socket; None: it is not checked whether it holds the batch."""
 
@@ -156,7 +154,6 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Step
     peak = job.processor.bf16
     computed_s = operations / job.sockets / peak if peak is not None else 0.0
     cache_s = cache / rate
-    syncs = model.layers * (1 if job.parallel_blocks else 2)
     in_host, port = min(job.sockets, job.host_sockets), network_path(job.network)
     hop_s, nbytes = fitted("socket_hop_s"), WIRE_BYTES * tokens * model.hidden
     between = Path(latency_s=port.latency_s + hop_s, rate=port.rate / in_host)
@@ -167,6 +164,6 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Step
             "weights": weights_s,
             "cache": cache_s,
             "products": max(0.0, computed_s - weights_s - cache_s),
-            "exchange": syncs * exchange_s,
+            "exchange": 2 * model.layers * exchange_s,
         }
     )

@@ -1,6 +1,6 @@
 """`[topology]` of a question: how the network is built, made into one of the classes that know.
 
-An endpoint is the port of one device; of sockets, that of a host. `taper` is a number, or a list
+An endpoint is the port of one device. `taper` is a number, or a list
 from the hosts up. `rails` and `domain` are by default as many as devices share a fast domain,
 `domain_rate` is that domain's, and `domain_latency` the time of a switch. The network's rate and
 latency are those of `network`.
@@ -42,8 +42,7 @@ class TopologyChoice:
     """Those of its class that were given."""
 
     def build(
-        self, network: Network, device: Device | None, ranks: int, nodes: int = 0, *,
-        domain: int | None = None,
+        self, network: Network, device: Device, ranks: int, nodes: int = 0, *, domain: int,
     ) -> Built:  # fmt: skip
         """For so many ranks, `domain` of them in a fast domain, and optimizer nodes. Raises
         ConfigError where it has no place for them, or cannot be built."""
@@ -60,7 +59,7 @@ class TopologyChoice:
         return built
 
     def _built(
-        self, network: Network, device: Device | None, needed: int, nodes: int, domain: int | None
+        self, network: Network, device: Device, needed: int, nodes: int, domain: int
     ) -> Built:
         (made, _, optional), given = KINDS[self.kind], dict(self.settings)
         own: dict[str, Any] = {"network": network, **given}
@@ -74,7 +73,7 @@ class TopologyChoice:
                 f"ports; at most {own['radix']} fit, or take a Clos network"
             )
         if made is RailOnly:
-            rate = given.get("domain_rate") or (device.domain_rate if device is not None else None)
+            rate = given.get("domain_rate") or device.domain_rate
             if rate is None:
                 raise ConfigError(
                     f"{_PLACE}domain_rate is missing: what changes rails goes through a fast "
@@ -84,16 +83,10 @@ class TopologyChoice:
             own = {"domain_latency_s": network.hop_s, **own, "domain_rate": rate}
         key = {"rail-only": "domain", "rail-optimised": "rails"}.get(self.kind)
         if key is not None:
-            own[key] = rails = own.get(key) or domain or _domain(device, key)
+            own[key] = rails = own.get(key) or domain
             if "endpoints" not in given:  # as many in each rail
                 own["endpoints"] = -(-needed // rails) * rails
         return made(**own)
-
-
-def _domain(device: Device | None, key: str) -> int:
-    if device is None:
-        raise ConfigError(f"{_PLACE}{key} is missing: hosts of sockets have no domain of devices")
-    return int(device.domain_count)
 
 
 def make_topology(table: Mapping[str, Any]) -> TopologyChoice:

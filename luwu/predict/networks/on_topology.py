@@ -1,4 +1,4 @@
-"""A job on a network that is known link by link: what its exchanges have of it, and put on it.
+"""Training on a network that is known link by link: what exchanges have of it, and put on it.
 
     S11  ranks         as placement.py has them (G1, G2): what is in one domain is not here; of k
                        ranks in each, a ring through their ports is k rings, domain after domain
@@ -7,8 +7,8 @@
     S15  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once
     S16  busiest link  what a port sends / its share (S12): where flows meet
 
-Bytes are of one step, or of one decode round, and of one direction. A topology never makes a port
-faster than it is; the parts of the step show what it slows down.
+Bytes are of one step and of one direction. A topology never makes a port faster than it is; the
+parts of the step show what it slows down.
 Sources: S5 to S8, D5, D6; `traffic.py` (bytes of training); derived.
 """
 
@@ -20,10 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from luwu.predict.hardware.hardware import Network
-from luwu.predict.inference.inference import InferenceJob
-from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime, TrainingJob
-from luwu.predict.model.layers import WIRE_BYTES
 from luwu.predict.model.placement import group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built
@@ -34,7 +31,7 @@ from luwu.predict.systems.training import exchange_time, predict_step, waiting_f
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An exchange of one kind, in a step or in a decode round."""
+    """An exchange of one kind, in a step."""
 
     group: RankGroup
     collective: str
@@ -94,29 +91,6 @@ def _three_d(job: TrainingJob) -> dict[str, Exchange]:
         else:
             found[name] = Exchange(*groups[name], nbytes)
     return found
-
-
-def inference_exchanges(job: InferenceJob) -> dict[str, Exchange]:
-    """Those of a decode round that leave a domain."""
-    rounds = job.input_tokens / job.output_tokens if job.batching == "continuous" else 0.0
-    layer = WIRE_BYTES * job.batch * (1 + rounds) * job.model.hidden
-    found = {}
-    if job.tensor > job.device.domain_count:
-        nbytes = 2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer
-        found["tensor"] = Exchange(RankGroup(job.tensor), "all_reduce", nbytes)
-    if job.pipeline > 1 and job.devices > job.device.domain_count:
-        found["pipeline"] = Exchange(RankGroup(job.pipeline, job.tensor), "send", layer)
-    return found
-
-
-def socket_exchanges(job: SocketJob) -> dict[str, Exchange]:
-    """Those of a decode round between hosts, by what a host sends."""
-    if job.hosts == 1:
-        return {}
-    syncs = job.model.layers * (1 if job.parallel_blocks else 2)
-    layer = WIRE_BYTES * job.batch * job.model.hidden
-    nbytes = syncs * 2 * (job.hosts - 1) / job.hosts * layer
-    return {"layers": Exchange(RankGroup(job.hosts), "all_reduce", nbytes)}
 
 
 def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str, Connection]:

@@ -15,35 +15,25 @@ the step's gradient is the mean over all samples, however they are spread.
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from luwu.base.errors import ConfigError, StepOrderError
 from luwu.base.events import SCALARS
-from luwu.base.own import needs
 from luwu.training.script import run
 from luwu.training.script.session import session_of
 from luwu.training.steps.result import ClippedNorm, checked_max_norm, checked_norm_type
 from luwu.wire.norms import Clip
 
-TENSORBOARD: Final = "LUWU_TENSORBOARD"
-"""The directory for TensorBoard's event files; `--tensorboard` sets it."""
-FLUSH_S: Final = 5
-
-_writers: dict[str, Any] = {}
-
 
 def log(**scalars: float | Tensor) -> None:
     """Record numbers of the step whose backward ran last, such as `loss`.
 
-    `luwu status` and the report show those of rank 0; with `--tensorboard DIR` rank
-    0 also writes them to TensorBoard's event files. All ranks may call it, or only rank 0.
+    `luwu status` and the report show those of rank 0. All ranks may call it, or only rank 0.
 
     Args:
         **scalars: numbers or tensors of one element, by name; units are the caller's. A tensor on a
@@ -64,11 +54,6 @@ def log(**scalars: float | Tensor) -> None:
     values = {name: _number(name, value) for name, value in scalars.items()}
     step = session.progress.step - (0 if session.progress.parts else 1)
     session.nic.recorder.event(SCALARS, level="DEBUG", step=step, values=values)
-    directory = os.environ.get(TENSORBOARD)
-    if directory and session.rank == 0:
-        writer = _writer(directory)
-        for name, number in values.items():
-            writer.add_scalar(name, number, step)
 
 
 def _number(name: str, value: Any) -> float:
@@ -80,20 +65,6 @@ def _number(name: str, value: Any) -> float:
         raise ConfigError(
             f"luwu.log({name}=...) takes one number, got a {found}; reduce it to one first"
         ) from exc
-
-
-def _writer(directory: str) -> Any:
-    """The process's writer; its file is whole a few seconds after each number, and at the end."""
-    if directory not in _writers:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as exc:
-            raise ConfigError(
-                f"--tensorboard needs the package tensorboard; {needs('tensorboard')}", code="E208"
-            ) from exc
-        _writers[directory] = SummaryWriter(directory, flush_secs=FLUSH_S)
-        atexit.register(_writers[directory].close)
-    return _writers[directory]
 
 
 def set_gradient_weight(weight: float) -> None:

@@ -12,17 +12,7 @@ from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.systems.training import predict_step
-from tests.predict.tables import (
-    DEVICES,
-    LUWU,
-    NODE,
-    RAIL_ONLY,
-    SOCKETS,
-    THREE_D,
-    TREE,
-    ZERO3,
-    asked,
-)
+from tests.predict.tables import DEVICES, LUWU, NODE, RAIL_ONLY, THREE_D, TREE, ZERO3, asked
 
 # ---------------------------------------------------------------------- topologies
 
@@ -151,22 +141,6 @@ def test_every_kind_of_network_is_answered(catalogue: Catalogue, topology: dict[
         assert each["bytes_of_the_busiest_link"] >= each["bytes_of_a_port"] > 0
     assert f"{topology['kind']}: " in text(found)
     json.dumps(found)
-
-
-def test_predict_laws_inference_has_what_the_network_leaves(catalogue: Catalogue) -> None:
-    """Goal: stages in several hosts exchange over the topology, tensor ranks in one do not; a taper
-    is slower; sockets of two hosts have hosts as endpoints."""
-    tables = [
-        {**DEVICES, "topology": {"kind": "clos", "radix": 4, "taper": taper}} for taper in (1, 3)
-    ]
-    found = [answer(make_question(each, catalogue)) for each in (DEVICES, *tables)]
-    assert found[0]["token_s"] < found[1]["token_s"] < found[2]["token_s"]
-    assert found[1]["topology"]["endpoints"] == 32
-    assert list(found[1]["topology"]["exchanges"]) == ["pipeline"]
-    sockets = {**SOCKETS, "topology": {"kind": "single-switch", "radix": 64}}
-    said = answer(make_question(sockets, catalogue))["topology"]
-    assert (said["endpoints"], said["links"]) == (2, 2)
-    assert said["exchanges"]["layers"]["ranks"] == 2
 
 
 # ---------------------------------------------------------------------- costs

@@ -162,7 +162,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (CONTEXT, {"topology": RAIL_ONLY}, r"group.size: 12 ranks, .* do not fill domains of 8; a mul"),
     (THREE_D, dragonfly(groups=2), r"topology.groups: .* 16 endpoints, but"),
     (THREE_D, network("rail-only", radix=64, domain_rate=450), r"topology.domain_rate: 450 is no"),
-    (SOCKETS, {"topology": RAIL_ONLY}, r"topology.domain_rate is missing"),
+    (DEVICES, {"topology": RAIL_ONLY}, r"^topology is unknown here"),
     (THREE_D, dragonfly(groups=10, routers=4), r"groups: 10 cannot all be .* at most 9 groups"),
     (THREE_D, dragonfly(groups=2, global_taper=1.5), r"global_taper: 1.5 leaves 1.33333 global"),
     (LUWU, network("aggregation-tree", fan_in=1), r"topology.fan_in: 1 is not a count"),
