@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -54,10 +56,12 @@ def sources(
 
 
 _PANEL_COLUMNS = 32
+_THREAD_PRODUCTS = 1 << 22
+"""Multiplications from which on a thread of its own is worth its start."""
 
 
 class Product:
-    """a b, or a times b transposed, in float32; checks nothing.
+    """a b, or a times b transposed, in float32, by all cores; checks nothing.
 
     Each element is a sum over the inner index from 0 upwards, in which each product and each sum is
     rounded. Shapes: a [R, K]; b [K, C], or [C, K] transposed; C-contiguous. May be called by
@@ -75,12 +79,24 @@ class Product:
     def __call__(self, a: F32Array, b: F32Array, *, transposed: bool) -> F32Array:
         rows, inner = a.shape
         columns = b.shape[0] if transposed else b.shape[1]
-        panel = np.empty((inner, _PANEL_COLUMNS), np.float32)
         out = np.empty((rows, columns), np.float32)
-        self._product(
-            rows, columns, inner, a.ctypes.data, b.ctypes.data, transposed,
-            panel.ctypes.data, out.ctypes.data,
-        )  # fmt: skip
+        worth = rows * columns * inner // _THREAD_PRODUCTS
+        threads_count = max(1, min(len(os.sched_getaffinity(0)), worth, rows))
+        bounds = [rows * part // threads_count for part in range(threads_count + 1)]
+
+        def make(first: int, stop: int) -> None:
+            panel = np.empty((inner, _PANEL_COLUMNS), np.float32)
+            self._product(
+                stop - first, columns, inner, a[first:].ctypes.data, b.ctypes.data, transposed,
+                panel.ctypes.data, out[first:].ctypes.data,
+            )  # fmt: skip
+
+        if threads_count == 1:
+            make(0, rows)
+            return out
+        with ThreadPoolExecutor(threads_count, thread_name_prefix="luwu-product") as pool:
+            for _ in pool.map(make, bounds, bounds[1:]):
+                pass
         return out
 
 

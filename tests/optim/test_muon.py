@@ -17,6 +17,7 @@ import luwu
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
 from luwu.checkpoint.source import RestingState
+from switch_emu.native import fold
 from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, Muon, _norm
@@ -100,9 +101,14 @@ def test_an_update_is_that_of_torch(
         assert (weights - theirs).norm() < 2e-2 * length
 
 
-def test_products_have_one_order_of_sums(cache: Path) -> None:
+@pytest.mark.parametrize("cores", [1, 5])
+def test_products_have_one_order_of_sums(
+    cache: Path, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I3. Goal: the library and the portable version have the bits of the definition: products and
-    sums rounded one by one, from the first on."""
+    sums rounded one by one, from the first on; however many threads make them."""
+    monkeypatch.setattr(fold, "_THREAD_PRODUCTS", 1)
+    monkeypatch.setattr(fold.os, "sched_getaffinity", lambda _: range(cores))
     rng = np.random.default_rng(1)
     product = Product(build(cache).library)
     for rows, inner, columns in ((1, 1, 1), (7, 5, 3), (64, 100, 33), (70, 129, 96)):
