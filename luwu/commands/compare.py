@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import click
 
+from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.config import KEYS, Resolved, RunConfig
 from luwu.base.errors import ConfigError, LuwuError
@@ -75,13 +76,26 @@ def run(resolved: Resolved, is_opened: bool, verbose: bool) -> int:
             raise
     document = comparison(config, arms)
     _show(run_directory, document, config, console)
-    write_outcome(run_directory, 0, "finished")
+    code = check_weights(document, config.aggregate, console)
+    write_outcome(run_directory, code, "finished" if code == 0 else "weights differ")
     if keep_report(run_directory) is not None:
         console.say(f"report  {run_directory.file(REPORT_FILE)}")
     console.say(f"took    {(SYSTEM_CLOCK.now_ns() - started_ns) / 1e9:.0f} s")
     if is_opened:
         webbrowser.open(run_directory.file(REPORT_FILE).as_uri())
-    return 0
+    return code
+
+
+def check_weights(document: dict[str, Any], aggregate: str, console: Console) -> int:
+    """1 if arms of LuWu that train alike end with different weights; 0 else."""
+    digests = {arm["weights_digest"] for arm in document["arms"] if arm["name"] in LUWU_ARMS}
+    if len(digests) < 2 or aggregate != FLOAT32:  # integers of chunks of another size may differ
+        return 0
+    console.say(
+        f"{' and '.join(LUWU_ARMS)} end with DIFFERENT weights, which must be the same bit for "
+        "bit, wherever the state is kept; please report it, with the run directory"
+    )
+    return 1
 
 
 def _say_start(

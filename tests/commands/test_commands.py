@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import luwu
 from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
+from luwu.commands import compare
 from luwu.commands.form import WIDTH, Form
 from luwu.commands.main import main
 from luwu.commands.table import VERBS
@@ -27,6 +28,22 @@ from tests.helpers.command_line import forms, parsed, texts
 
 def keys(tokens: str) -> dict[str, str]:
     return texts("compare", *tokens.split())
+
+
+@pytest.mark.parametrize(
+    ("digests", "aggregate", "code"),
+    [("ab", "float32", 1), ("aa", "float32", 0), ("a", "float32", 0), ("ab", "shared-exponent", 0)],
+)
+def test_arms_of_luwu_must_end_with_the_same_bits(digests: str, aggregate: str, code: int) -> None:
+    """I4. Goal: a comparison fails where the place of the state changed a bit, and says so."""
+    arms = [
+        {"name": name, "weights_digest": digest}
+        for name, digest in zip(("luwu", "luwu_ram"), digests, strict=False)
+    ]
+    said = io.StringIO()
+    found = {"arms": [*arms, {"name": "fsdp", "weights_digest": "other"}]}
+    assert compare.check_weights(found, aggregate, Console(said)) == code
+    assert ("DIFFERENT weights" in said.getvalue()) == bool(code)
 
 
 @pytest.mark.parametrize(
