@@ -67,8 +67,6 @@ class Found:
     step: StepTime
     left_bytes: float
     """Free memory of a device."""
-    dollars_per_s: float | None = None
-    """None where no costs are given."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -77,16 +75,17 @@ class Found:
     @property
     def dollars_per_million_tokens(self) -> float | None:
         """None where no costs are given."""
-        if self.dollars_per_s is None:
+        per_s = self.question.dollars_per_s
+        if per_s is None:
             return None
-        return 1e6 / cost.tokens_per_dollar(self.tokens_per_s, self.dollars_per_s)
+        return cost.cost_document(self.tokens_per_s, per_s)["dollars_per_million_tokens"]
 
     @property
     def whole_training(self) -> dict[str, Any] | None:
         """Of all tokens, where the question gives them."""
         if self.question.tokens is None:
             return None
-        return whole_training(self.question, self.step.seconds, self.dollars_per_s)
+        return whole_training(self.question, self.step.seconds, self.question.dollars_per_s)
 
     @property
     def goals(self) -> tuple[float, ...]:
@@ -134,7 +133,7 @@ class Plan:
     """Bytes of a device that the smallest configuration of a system needs."""
 
     def look_at(self, question: Question) -> None:
-        """One configuration. Raises ConfigError for a cost that is not known."""
+        """One configuration."""
         self.tried += 1
         has, needs = question.job.device.memory_bytes, question.needed_bytes
         self.needs[question.system] = min(needs, self.needs.get(question.system, math.inf))
@@ -147,10 +146,7 @@ class Plan:
             self.refused += 1
             self.first_refusal = self.first_refusal or str(exc)
             return
-        per_s = question.dollars_per_s
-        self.found.append(
-            Found(question=question, step=step, left_bytes=has - needs, dollars_per_s=per_s)
-        )
+        self.found.append(Found(question=question, step=step, left_bytes=has - needs))
 
 
 def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
@@ -424,7 +420,7 @@ def _row_document(found: Found) -> dict[str, Any]:
         said["asked"] |= {"nodes": nodes.nodes, "per_host": nodes.per_host}
     if found.question.tokens is not None:
         said["whole_training"] = found.whole_training
-    if found.dollars_per_s is not None:
+    if found.question.costs is not None:
         said["dollars_per_million_tokens"] = found.dollars_per_million_tokens
     return said
 

@@ -60,14 +60,9 @@ def make_costs(table: Mapping[str, Any], catalogue: Catalogue) -> Costs:
     return Costs(device=rents["device_rental"], node=rents.get("node_rental"))
 
 
-def tokens_per_dollar(tokens_per_s: float, dollars_per_s: float) -> float:
-    """B2."""
-    return tokens_per_s / dollars_per_s
-
-
 def cost_document(tokens_per_s: float, dollars_per_s: float) -> dict[str, float]:
-    """Dollars per hour and per million tokens, and tokens per dollar."""
-    of_a_dollar = tokens_per_dollar(tokens_per_s, dollars_per_s)
+    """Dollars per hour and per million tokens, and tokens per dollar (B2)."""
+    of_a_dollar = tokens_per_s / dollars_per_s
     return {
         "dollars_per_h": HOUR_S * dollars_per_s,
         "dollars_per_million_tokens": 1e6 / of_a_dollar, "tokens_per_dollar": of_a_dollar,

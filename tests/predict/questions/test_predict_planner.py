@@ -102,7 +102,7 @@ def test_predict_laws_plans_on_a_network_with_rents(catalogue: Catalogue) -> Non
     for own in goals:
         beats = [o for o in goals if all(a >= b for a, b in zip(o, own, strict=True))]
         assert beats == [own]
-    rents = {each.question.system: each.dollars_per_s for each in found.found}
+    rents = {each.question.system: each.question.dollars_per_s for each in found.found}
     assert rents == {"3d": pytest.approx(64 * 2 / 3600), "zero3": pytest.approx(64 / 3600)}
     ordered = plan({**table, "goal": "dollars_per_million_tokens"}, catalogue)
     places = [each.place(ordered.goal) for each in ordered.best]
@@ -185,7 +185,7 @@ def test_a_plan_of_one_line_has_days_and_dollars(
         "cost": {"device_rental": "3 USD/h", "node_rental": "2 USD/h"},
     }, catalogue)  # fmt: skip
     assert plan_document(whole) == {**found, "assumed": {}}
-    rents = [each.best and each.best.dollars_per_s for each in whole.systems]
+    rents = [each.best and each.best.question.dollars_per_s for each in whole.systems]
     assert [rent and rent * 3600 for rent in rents] == [
         pytest.approx(16 * 3.0 + rent) for rent in (2 * 2.0, 0.0, 0.0)
     ]  # fmt: skip
