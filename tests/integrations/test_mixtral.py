@@ -22,7 +22,7 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import Layout
 from luwu.nic.shell import Nic
 from luwu.wire.description import parse_description
-from switch_emu.node import storage
+from switch_emu.node import placement
 from switch_emu.store import StoreConfig
 from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.geometry import Geometry
@@ -173,7 +173,7 @@ def test_what_is_written_follows_the_experts(
     """I4, P4. Goal: a step writes the pages, or sums of pages, that have a gradient, and no others;
     weights are those of torch, bit for bit. Method: two layers of eight experts, at most six of
     which are used in a step; count the bytes of each step."""
-    monkeypatch.setattr(storage, "memory_kind", lambda _: None)
+    monkeypatch.setattr(placement, "memory_kind", lambda _: None)
     reference = by_torch(apart=apart)
     written: list[int] = []
     models = [seeded(lambda: make_model(apart=apart)) for _ in range(WORLD_SIZE)]
