@@ -17,7 +17,7 @@ import luwu
 from luwu.base.errors import StateError
 from luwu.layout import Layout, Parameter, Share, Unit
 from luwu.wire.hyper import StepHyper
-from switch_emu.node import storage
+from switch_emu.node import placement
 from switch_emu.node.extent_pages import UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import Run
 from switch_emu.node.pages import store_config
@@ -331,7 +331,7 @@ def test_a_state_with_one_count_a_page_goes_on(
 
     options = {"world_size": WORLD_SIZE, "chunk_bytes": 16 * 1024, "state": tmp_path / "state"}
     with monkeypatch.context() as before:
-        before.setattr(storage, "store_config", of_before)
+        before.setattr(placement, "store_config", of_before)
         in_cluster(tmp_path, work, **options)
     steps = STEPS
     found = in_cluster(tmp_path, work, resume=True, **options)
