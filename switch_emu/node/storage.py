@@ -26,7 +26,14 @@ from switch_emu.node.placement import Placement
 from switch_emu.node.plan import NodePlan
 from switch_emu.node.spec import NodeSpec
 from switch_emu.process.places import WeightsPlaces
-from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, TieredPageStore
+from switch_emu.store import (
+    DecidedStep,
+    FilePageStore,
+    MemoryPageStore,
+    PageStore,
+    StoreConfig,
+    TieredPageStore,
+)
 from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.directory import CONFIG_NAME, Claim
 from switch_emu.store.logged import LoggedPageStore
@@ -119,7 +126,7 @@ class NodeStorage:
         check_known(description.optimizer, description.state_fields)
         if spec.state is None:
             placement.check_fits_in_ram()
-            return self._in_ram(placement)
+            return self._in_ram(config, placement)
         if placement.log is None:  # these raise while there is no directory
             _ = placement.bytes_for_pages
         else:
@@ -187,9 +194,11 @@ class NodeStorage:
             self._placed = Placement(spec=self._spec, plan=self._plan, description=description)
         return self._placed
 
-    def _in_ram(self, placement: Placement, pins: Path | None = None) -> MemoryPageStore:
+    def _in_ram(
+        self, config: StoreConfig, placement: Placement, pins: Path | None = None
+    ) -> MemoryPageStore:
         return MemoryPageStore(
-            placement.config, in_place=placement.is_in_place,
+            config, in_place=placement.is_in_place,
             weights=self._weights_apart(placement), pins=pins,
             has_digests=self._spec.replicas > 1,
         )  # fmt: skip
@@ -210,7 +219,7 @@ class NodeStorage:
             )
         with _naming_flag():
             file.keep_log(placement.log)
-        return LoggedPageStore(file, self._in_ram(placement, pins=file.path))
+        return LoggedPageStore(file, self._in_ram(file.config, placement, pins=file.path))
 
 
 @contextmanager
