@@ -263,6 +263,19 @@ ONCE_FAILED = {
     ), (
         Noise(at_ms=0, for_ms=312, drop_percent=5, repeat_percent=10, flip_percent=0, delay_ms=5),
     )),
+    # O4. A switch below asks once more for weights, of which it had those of the step before; these
+    # were dropped since, as that is decided. The switch above sends them, and no receipt.
+    "who had the same weights is sent them once they are dropped": History(70252, Options(
+        update="at_step", skip_step=0, absent_parameters=True, cache_bytes_max=1000000,
+        tree="three levels", sheets=True,
+    ), (
+        Noise(at_ms=140, for_ms=1000, drop_percent=10, repeat_percent=90, delay_ms=150),
+        Noise(at_ms=251, for_ms=50, drop_percent=0, repeat_percent=90, delay_ms=30),
+        Noise(at_ms=360, for_ms=50, drop_percent=0, repeat_percent=90, flip_percent=20, delay_ms=1),
+        Noise(at_ms=539, for_ms=200, drop_percent=0, delay_ms=30),
+        Noise(at_ms=541, for_ms=1000, drop_percent=10, repeat_percent=90, delay_ms=150),
+        Noise(at_ms=714, for_ms=50, drop_percent=0, delay_ms=1),
+    )),
     # O4. A rank and the switch are started again while a step that is judged waits for what the
     # rank attaches. The new switch knows no former start of it, so nobody said that it is lost.
     "what a rank attached is lost with the switch": History(5011301, Options(

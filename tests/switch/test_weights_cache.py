@@ -234,7 +234,8 @@ def test_weights_that_are_the_same_are_not_sent_again() -> None:
 
 def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
     """Goal: a receipt, whether it asks before or after the answer is known; those that have none
-    are sent the weights, and of new ones all are."""
+    are sent the weights, and of new ones all are; and all once the step before is decided, as they
+    may have dropped what they had."""
     handed = Handed()
     part, extent = part_of(handed), SECOND[0]
     cached(part, handed, extent, now="old")
@@ -256,6 +257,8 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
         ],
     )  # fmt: skip
     handed.outbox.step = 1
+    again = f"right: Weights step=1 index={extent} dtype=float32 + 'old'"
+    handed.play(part, [("pull", (handed.right, first), [again])])
     weights = message(wire.Weights, step=2, index=extent, dtype="float32")
     sent = f"left: Weights step=2 index={extent} dtype=float32 + 'new'"
     handed.play(

@@ -318,9 +318,10 @@ class WeightsDown:
 
     def _send(self, askers: Mapping[str, bool], key: CopyKey, cached: Cached) -> None:
         """Answer children: by a receipt those that have the weights of the step before, if these
-        are the same."""
+        are the same. Once that is decided they have dropped them, if they ask once more."""
         step, part, extent = key
-        have = tuple(peer for peer, has in askers.items() if has and cached.since < step)
+        is_same = cached.since < step > self._outbox.step
+        have = tuple(peer for peer, has in askers.items() if has and is_same)
         if have:
             self._outbox.send_all(have, self._outbox.receipt_of(Verb.PULL, step, extent, part))
         if lack := tuple(peer for peer in askers if peer not in have):
