@@ -7,7 +7,7 @@ stores, kernels, cores and shells. Drawn from its seed: the place, the node, the
 the bit. The places are
 
     disk      the decided record of a page in a node's directory, before the step reads it
-    memory    that record as the update reads it, in the RAM tier or in a thread's memory
+    memory    that record as the update reads it, in RAM or in a thread's memory
     gradient  the sum of a page's gradients, as the update reads it
     weights   the weights of a page as a node has them to be sent
 
@@ -39,11 +39,12 @@ from luwu.layout import Share
 from luwu.nic.shell import Nic
 from luwu.nic.threads import StepHandle
 from switch_emu.node.kernels import UpdateCall
+from switch_emu.node.page_updates import redo_of
 from switch_emu.node.pages import weights_digest
 from switch_emu.process.payload import Payload
 from switch_emu.process.places import Outgoing
-from switch_emu.store import PageStore
 from switch_emu.store.around import TieredPageStore
+from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.striped import StripedPages, left_out_nodes
 from switch_emu.store.views import RecordRows
 from switch_emu.switch.core.actions import SwitchLimits
@@ -153,25 +154,35 @@ class Flipper:
             os.close(file)
 
 
-class FlippingStore(TieredPageStore):
-    """A node's store, whose records may have a flipped bit as an update reads them."""
+class FlippingReads:
+    """Reads of a node's store, whose records may have a flipped bit as an update reads them."""
 
-    def __init__(self, store: PageStore, flipper: Flipper) -> None:
-        super().__init__(store, 0)
-        self._flipper = flipper
+    def __init__(self, store: Any, flipper: Flipper) -> None:
+        """They take the place of the store's own."""
+        self._store, self._flipper = store, flipper
         self.reading = threading.local()
         """What this thread works on: `page` and `version`."""
+        self._rows_in_ram, self._read_rows = store.rows_in_ram, store.read_rows
+        store.rows_in_ram, store.read_rows = self.rows_in_ram, self.read_rows
 
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         self.reading.page, self.reading.version = first, version
-        found = super().rows_in_ram(first, count, version)
+        found: RecordRows | None = self._rows_in_ram(first, count, version)
         if found is not None:
-            tier: Any = self._store
-            self._flip(first, version, tier._memory.record(first))
+            self._flip(first, version, self._in_ram(first, version))
         return found
 
+    def _in_ram(self, page: int, version: int) -> memoryview:
+        """The record as it lies in RAM, of the RAM tier or beside a log."""
+        store = self._store
+        if isinstance(store, LoggedPageStore):
+            side = store._steps.entry_to_read(page, version).side
+            return store._ram._sides[side].record(page)
+        record: memoryview = store._memory.record(page)
+        return record
+
     def read_rows(self, first: int, version: int, into: RecordRows) -> None:
-        super().read_rows(first, version, into)
+        self._read_rows(first, version, into)
         self._flip(first, version, into.records()[0])
 
     def _flip(self, page: int, version: int, record: memoryview) -> None:
@@ -179,7 +190,7 @@ class FlippingStore(TieredPageStore):
             return
         random = self._flipper.random("memory", page, version)
         if random is not None:
-            kind = self.config.kind(page)
+            kind = self._store.config.kind(page)
             field = random.choice(kind.fields)
             start, _ = kind.range(field.name)
             flip(record[start : start + field.field_bytes], random)
@@ -204,14 +215,14 @@ class FlippingOutgoing(Outgoing):
 class FlippingKernel:
     """A node's kernel: a bit of what it adds may flip."""
 
-    def __init__(self, kernel: Any, store: FlippingStore, flipper: Flipper) -> None:
-        self._kernel, self._store, self._flipper = kernel, store, flipper
+    def __init__(self, kernel: Any, reads: FlippingReads, flipper: Flipper) -> None:
+        self._kernel, self._reads, self._flipper = kernel, reads, flipper
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel, name)
 
     def update(self, call: UpdateCall) -> Any:
-        page, version = self._store.reading.page, self._store.reading.version
+        page, version = self._reads.reading.page, self._reads.reading.version
         random = self._flipper.random("gradient", page, version)
         if random is not None:
             terms = list(call.contributions)
@@ -253,12 +264,18 @@ class Following(Worker):
 def install(shell: Any, flipper: Flipper) -> None:
     """Put the flips between a node's pipeline and its store, which it has not made yet."""
     in_front, use = shell._storage._in_front, shell._use
+    reads: list[FlippingReads] = []
 
-    def used(store: FlippingStore) -> None:
+    def flipping_in_front(file: Any, job: Any) -> Any:
+        store = in_front(file, job)
+        reads.append(FlippingReads(store, flipper))
+        return store
+
+    def used(store: Any) -> None:
         use(store)
         pipeline = shell._pipeline
         kernels = pipeline._kernels
-        flipping_kernel = FlippingKernel(pipeline._kernel, store, flipper)
+        flipping_kernel = FlippingKernel(pipeline._kernel, reads[-1], flipper)
         made = replace(kernels.made, kernel=flipping_kernel)
         pipeline._updates_of._kernels = kernels._replace(made=made)
         wire = pipeline._wire
@@ -271,7 +288,7 @@ def install(shell: Any, flipper: Flipper) -> None:
 
         pipeline._wire = flipping
 
-    shell._storage._in_front = lambda file, job: FlippingStore(in_front(file, job), flipper)
+    shell._storage._in_front = flipping_in_front
     shell._use = used
 
 
@@ -355,6 +372,8 @@ def check_pages(trial: Trial, state: Path, version: int) -> None:
     layout = trial.job.layout
     with StripedPages(state, trial.optimizer_nodes) as pages:
         pages.lay_out(layout)
+        for number, store in pages.stores.items():
+            store.redo = redo_of(store.config, number)
         assert pages.decided is not None
         assert pages.decided.version == version, f"{pages.decided.version}, not {version}"
         expected = plain(Job(steps=version)).digest

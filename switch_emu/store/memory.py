@@ -10,7 +10,7 @@ and shows to other processes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +130,20 @@ class MemoryPageStore(PageStore):
     def digest(self, pages: range, version: int) -> bytes:
         assert self._has_digests, "none are kept"
         return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
+
+    def repair(self, read: Callable[[int, int, memoryview], None]) -> None:
+        """Read pages of the decided version anew whose records are not what was written.
+
+        `read` fills memory with the record of a (page, version). Without checksums nothing is done.
+        """
+        decided = self._steps.decided
+        if not self._has_digests or decided is None or not self._steps.is_filled:
+            return
+        for page in range(self.config.page_count):
+            entry = self._steps.entry_to_read(page, decided.version)
+            record = self._sides[entry.side].record(page)
+            if digests_of(self.config, page, [record]) != [entry.digests]:
+                read(page, decided.version, record)
 
     def pin(self) -> Pin:
         """Pin the decided version; overwritten pages are saved to a file, not to RAM."""

@@ -16,11 +16,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from luwu.commands.main import main
-from switch_emu.store import FilePageStore
 from tests.helpers.command_line import forms
 from tests.helpers.exports import Job, train
 from tests.helpers.schemas import SCHEMAS, check, parts, schemas
-from tests.suites.store_suite import small_config, take_step
+from tests.node.test_nodes import make_state
 
 PAGES = SCHEMAS.parent
 IDENTIFIER = re.compile(r"[a-z][a-z0-9_]*")
@@ -98,8 +97,7 @@ def test_small_commands(printed: Print, tmp_path: Path, monkeypatch: pytest.Monk
 def test_states(printed: Print, tmp_path: Path) -> None:
     """Method: of a whole state, and of one with a damaged page."""
     state = tmp_path / "state"
-    with FilePageStore.create(state, small_config()) as store:
-        take_step(store, 0)
+    make_state(state, 1)
     check("verify", printed("verify", str(state)))
     check("verify", printed("verify", str(state), "--full"))
     check("snapshot", printed("snapshot", str(state), str(tmp_path / "copy")))

@@ -287,6 +287,20 @@ def test_a_store_that_is_filled_forgets_what_it_had(tmp_path: Path, first: Seque
     job.store.close()
 
 
+def test_a_bit_that_flipped_in_ram_is_gone_after_an_abort(tmp_path: Path) -> None:
+    """P1. Goal: replicas that differ make the step again, from what was decided."""
+    job = Job(tmp_path / "store", 9)
+    for _ in range(2):
+        job.step(TRAINED)
+    for page in PAGES:
+        side = job.store._steps.entry_to_read(page, 2).side
+        job.store._ram._sides[side].record(page)[17] ^= 2
+    assert contents(job.store, 2) != job.expected[2]
+    job.give_up(())
+    assert contents(job.store, 2) == job.expected[2]
+    job.store.close()
+
+
 def test_another_log_waits_for_a_prepared_step(tmp_path: Path) -> None:
     """P2. Goal: what a step under way has in the log is not dropped; the error has the flags."""
     job = Job(tmp_path / "store", 7)
