@@ -170,8 +170,8 @@ class LoggedPageStore(PageStore):
         self._written[:] = False
 
     def abort(self, attempt: int) -> None:
-        """Abort in both stores. Replicas may have differed by a bit that flipped in RAM: its page is
-        read from disk."""
+        """Abort in both stores. Replicas may have differed by a bit that flipped in RAM: then its
+        page is read from disk."""
         self._ram.abort(attempt)
         self._file.abort(attempt)
         self._ram.repair(self._file.read)
