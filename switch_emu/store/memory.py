@@ -132,7 +132,7 @@ class MemoryPageStore(PageStore):
         return xxhash.xxh3_128_digest(self._steps.digests(pages, version))
 
     def repair(self, read: Callable[[int, int, memoryview], None]) -> None:
-        """Read pages of the decided version anew whose records are not what was written.
+        """Read pages of the decided version again whose records are not what was written.
 
         `read` fills memory with the record of a (page, version). Without checksums nothing is done.
         """
