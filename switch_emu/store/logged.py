@@ -48,15 +48,19 @@ class LoggedPageStore(PageStore):
         """Read the decided version and the prepared one; what they lack is made again."""
         file, ram, start_ns = self._file, self._ram, SYSTEM_CLOCK.now_ns()
         decided, prepared, steps = file.decided, file.prepared, set[int]()
-        if decided is not None:
-            ram.begin_filling(decided.version)
-            self._behind = self._lacking(decided.version, steps)
-            self._read_all(decided.version, ram.fill)
-            self._steps.note_settled(decided)
-        if prepared is not None:
+        first = decided or prepared
+        if first is not None:
+            ram.record_attempt(first.attempt)
+            ram.begin_filling(first.version)
+            self._behind = self._next_behind = self._lacking(first.version, steps)
+            self._read_all(first.version, ram.fill)
+            self._steps.note_settled(first)
+        if prepared is not None and decided is None:  # of a new store, or one that was filled (P7)
+            self._steps.note_undecided()
+        elif prepared is not None:
             ram.record_attempt(prepared.attempt)
             self._next_behind = self._lacking(prepared.version, steps)
-            if prepared.applied or decided is None:
+            if prepared.applied:
                 write = partial(ram.write, version=prepared.version, attempt=prepared.attempt)
                 self._read_all(prepared.version, lambda page, record: write(page, record=record))
             ram.prepare(prepared)

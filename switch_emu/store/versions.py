@@ -509,6 +509,12 @@ class StepState:
         with self._lock:
             self.decided, self._table = step, table or self._table
 
+    def note_undecided(self) -> None:
+        """The only version that there is, which counted as decided, is prepared."""
+        assert self.decided is not None
+        with self._lock:
+            self._prepared, self.decided = (self.decided, self._table), None
+
     def abort_reaches_prepared(self, attempt: int) -> bool:
         """True if aborting this attempt discards the prepared step."""
         return self._prepared is not None and self._prepared[0].attempt <= attempt

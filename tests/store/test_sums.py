@@ -287,6 +287,36 @@ def test_a_store_that_is_filled_forgets_what_it_had(tmp_path: Path, first: Seque
     job.store.close()
 
 
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_the_first_version_of_a_filled_store_may_be_prepared(
+    tmp_path: Path, is_decided: bool
+) -> None:
+    """P2, P7. Goal: a node that dies as the first version with all pages waits for the others has
+    that version prepared, and no other."""
+    job = Job(tmp_path / "store", 10)
+    job.store.begin_filling(7)
+    job.expected = {version: [record(job.store, page, 7) for page in PAGES] for version in range(8)}
+    for page in PAGES:
+        job.store.fill(page, job.expected[7][page])
+    made = job.write(TRAINED, 8, 0)
+    job.store.prepare(DecidedStep(version=8, attempt=0))
+    job.store.close()
+    job.store = job.opened(job.path)
+    assert (job.store.decided, job.store.prepared and job.store.prepared.version) == (None, 8)
+    assert contents(job.store, 8) == made
+    if is_decided:
+        job.store.decide(8, 0)
+        job.expected[8] = made
+        for _ in range(SLOTS):
+            job.step(())
+        job.check_image(tmp_path / "image")
+    else:
+        job.store.record_attempt(1)
+        job.store.abort(0)
+        assert (job.store.decided, job.store.prepared) == (None, None)
+    job.store.close()
+
+
 def test_a_bit_that_flipped_in_ram_is_gone_after_an_abort(tmp_path: Path) -> None:
     """P1. Goal: replicas that differ make the step again, from what was decided."""
     job = Job(tmp_path / "store", 9)
