@@ -144,7 +144,7 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
 
 
 def _network_value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
-    """Of the network that a question's [topology] builds; its [cost] names a switch and a link."""
+    """A count or price of the network that [topology] builds, with the parts that [cost] names."""
     built = make_question({k: v for k, v in table.items() if k != "cost"}, catalogue).build()
     assert built is not None
     parts = built.inventory

@@ -182,7 +182,7 @@ def updated_before_last_push_ratio(events: Path) -> float | None:
 
 
 def limit_of(events: Path) -> str | None:
-    """What limits the typical step, as the report of a run has it; None where no step is whole."""
+    """The report's verdict on what limits the typical step; None if no step is whole."""
     found = RecentEvents(events, lambda process, record: None)
     found.read()
     steps = ended_steps(found)

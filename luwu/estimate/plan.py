@@ -44,7 +44,7 @@ class Estimate:
     cached_ratio: float
     """Share of the weights that the switch caches."""
     host: HostUse | None
-    """What each host takes, where there are several."""
+    """The cache and the link of each host, if there are several; else None."""
 
     @property
     def disk_read_bytes(self) -> int:

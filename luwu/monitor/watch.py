@@ -267,8 +267,8 @@ class Watch:
         return {"step": lanes_of_step(self._events, step).document(), "slowest": slowest}
 
     def _waits_for(self, connection: Connection | None) -> str | None:
-        """Who is late, where a step takes much longer than those before it; or that the ranks of
-        this host are left out."""
+        """Which processes are late, if a step takes much longer than those before it, or that the
+        ranks of this host are left out; None if nothing is unusual."""
         leaves = connection.leaves if connection is not None and connection.hosts > 1 else ()
         here = [leaf.ranks for leaf in leaves]
         aborted = self._history.aborted or {}

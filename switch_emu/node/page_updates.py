@@ -187,7 +187,7 @@ def _torch_version() -> str:
 
 
 def note_bytes(layout: Layout) -> int:
-    """The most that `note_of` gives."""
+    """The most bytes that a note of `notes_of` has."""
     most = max(layout.segments_count(chunk.index) for chunk in layout.chunks)
     return _DIVISOR.size + -(-most // 8)
 

@@ -207,7 +207,7 @@ class Pipeline:
         is_finite = are_there = True
         made: tuple[PageGroup, RecordRows] | None = None
         for each in self._updates_of.of(action.extent, action.absent):
-            if all(each.group.is_idle(action.absent)):
+            if action.absent and all(each.group.is_idle(action.absent)):
                 self._keep_pages(action, each, wire, scratch)
                 continue
             if made is not None and is_finite and not action.is_preview:

@@ -87,8 +87,8 @@ class Placement:
 
     @property
     def spare_bytes(self) -> int:
-        """What of it is for sums, beside the plan's: with one side, all sums of a step wait for its
-        end."""
+        """The part of the unused memory that sums may take beside what the plan has for them: with
+        one side, all sums of a step wait for its end."""
         return self.unused_bytes if self.is_in_ram and self.is_in_place else 0
 
     def check_fits_in_ram(self) -> None:

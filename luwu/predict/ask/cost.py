@@ -28,12 +28,12 @@ class Costs:
     """Rents, in dollars per second."""
 
     device: float
-    """Of a device; of sockets, of a host."""
+    """Rent of a device or, if the ranks are sockets, of a host."""
     node: float | None = None
-    """Of an optimizer node; None: not given."""
+    """Rent of an optimizer node; None if it was not given."""
 
     def dollars_per_s(self, ranks: int, nodes: int = 0) -> float:
-        """Of so many devices, or hosts of sockets, and optimizer nodes (B1). Raises ConfigError."""
+        """The rent of `ranks` devices or hosts, and of `nodes` nodes (B1). Raises ConfigError."""
         if nodes and self.node is None:
             raise ConfigError(f"{_PLACE}node_rental is missing: {nodes} optimizer nodes take part")
         if not nodes and self.node is not None:

@@ -25,7 +25,7 @@ from switch_emu.node.core.node import NodeCore
 from switch_emu.switch.core import SwitchCore
 
 _NOTED_TWICE = ("switch.step", "switch.abort")
-"""What the node notes of itself."""
+"""Notes of the switch that the node makes already."""
 OWN_SWITCH = "own-switch"
 """The name by which the node knows its own switch."""
 

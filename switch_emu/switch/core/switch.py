@@ -393,7 +393,7 @@ class SwitchCore:
         self.begin_commit.decided(m)
 
     def _note(self, name: str, **fields: object) -> None:
-        """What the node notes too, which may be on another host."""
+        """Make a note that the node makes as well: it may be on another host."""
         ranks = ranges_text(ranks_of(self.membership.counted))
         self.outbox.note(name, "INFO", **fields, ranks=ranks)
 
