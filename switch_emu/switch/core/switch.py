@@ -350,7 +350,7 @@ class SwitchCore:
                 self.lead.learn(job)
         # Before the Welcome: by the skip the attempts become the same, and only weights are void.
         skip = m.skip(self.outbox.attempt, self.outbox.generation)
-        if skip is not None and self.membership.joined:
+        if skip is not None:
             self._judged(skip)
         if self.membership.welcomed(m):
             self._begin_attempt(m.attempt, m.step)
