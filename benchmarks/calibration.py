@@ -92,6 +92,9 @@ _INFERENCE: Final[dict[str, Callable[[Any, Any], float]]] = {  # the rows' peaks
     "whole answer ms": lambda job, found: 1e3 * job.output_tokens / found.tokens_per_s,
 }  # fmt: skip
 _USD: Final = "USD/endpoint of the network"
+_PRICES: Final = {"QM9700": 36_000.0, "400G": 1_320.0}
+"""USD of a switch, and of a link with both ends. Source: public cost sheet of an H100 cluster,
+August 2024."""
 NETWORK: Final = ("switches", "links between switches", _USD)
 """Quantities that follow from the built network, and from what its parts cost, alone."""
 _UNDER_LOAD: Final = {
@@ -150,8 +153,8 @@ def _network_value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -
     parts = built.inventory
     if quantity != _USD:
         return parts.switches if quantity == "switches" else parts.links - built.endpoints
-    switch, link = (catalogue.find(kind, table["cost"][kind]) for kind in ("switch", "link"))
-    return float(parts.switches * switch.price + parts.links * link.price) / built.endpoints
+    switch, link = (_PRICES[table["cost"][kind]] for kind in ("switch", "link"))
+    return (parts.switches * switch + parts.links * link) / built.endpoints
 
 
 # ---------------------------------------------------------------------- all rows

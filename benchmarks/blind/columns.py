@@ -27,10 +27,12 @@ TOLERANCE: Final = 1e-9
 
 
 def parameters_sha256(found: dict[str, Any]) -> str:
-    """The digest of the files of numbers that the document depends on, as they are now."""
+    """The digest of the files of numbers that the document depends on, as they are now, without
+    those that are gone."""
     digest = hashlib.sha256()
     for path in found["parameters"]:
-        digest.update((_ROOT / path).read_bytes())
+        if (_ROOT / path).exists():
+            digest.update((_ROOT / path).read_bytes())
     return digest.hexdigest()
 
 

@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError, suggestion
 from luwu.base.identifiers import identifier
-from luwu.predict.ask import cost
 from luwu.predict.ask.answer import asked, binding_text, whole_training
-from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, assumed_text, with_assumed
+from luwu.predict.ask.cost import Costs, cost_document
+from luwu.predict.ask.keys import ALIASES, SECTIONS, TRAINING, assumed_text, read_keys, with_assumed
 from luwu.predict.ask.question import Question, make_training_question
 from luwu.predict.hardware import values
 from luwu.predict.hardware.catalogue import Catalogue
@@ -78,7 +78,7 @@ class Found:
         per_s = self.question.dollars_per_s
         if per_s is None:
             return None
-        return cost.cost_document(self.tokens_per_s, per_s)["dollars_per_million_tokens"]
+        return cost_document(self.tokens_per_s, per_s)["dollars_per_million_tokens"]
 
     @property
     def whole_training(self) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     return search
 
 
-def _goal_of(table: Mapping[str, Any], costs: Mapping[str, cost.Costs]) -> str:
+def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
     goal = table.get("goal", "tokens_per_s")
     values.check_choice("goal", goal, GOALS)
     if goal != "tokens_per_s" and not costs:
@@ -231,7 +231,7 @@ def pareto(found: Iterable[Found]) -> list[Found]:
 
 def costs_by_system(
     table: Mapping[str, Any], catalogue: Catalogue, systems: list[str]
-) -> dict[str, cost.Costs]:
+) -> dict[str, Costs]:
     """Costs of each system: [cost], where those of nodes are LuWu's, with the additions of
     [cost.SYSTEM]; none if the question has no costs. Raises ConfigError."""
     found = values.optional_section_of(table, "cost")
@@ -249,7 +249,8 @@ def costs_by_system(
             key: value for key, value in found.items()
             if not isinstance(value, dict) and (name == "luwu" or not key.startswith("node_"))
         }  # fmt: skip
-        costs[name] = cost.make_costs({**common, **found.get(name, {})}, catalogue)
+        own = {**common, **found.get(name, {})}
+        costs[name] = Costs(**read_keys(own, name, catalogue, "cost"))
     return costs
 
 

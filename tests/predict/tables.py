@@ -33,8 +33,9 @@ SOCKETS: dict[str, Any] = {
     "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
     "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
 }  # fmt: skip
+RENTED = {"device_rental": "2.06 USD/h"}
 TREE = {"kind": "aggregation-tree", "fan_in": 4}
-RAIL_ONLY = {"kind": "rail-only", "radix": 64}
+RAILS = {"kind": "rail-optimised", "radix": 64}
 
 
 def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:

@@ -38,8 +38,8 @@ from luwu.predict.model.job import RECOMPUTE, TrainingJob, utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
-SCHEMA: Final = 6
-"""6: a cost is a rent."""
+SCHEMA: Final = 7
+"""7: of a network its switches and links."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
-from luwu.predict.ask.cost import Costs, make_costs
+from luwu.predict.ask.cost import Costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host, Network
@@ -99,9 +99,7 @@ class Question:
         if self.topology is None:
             return None
         job, nodes = self.job, 0 if self.nodes is None else self.nodes.nodes
-        return self.topology.build(
-            job.network, job.device, job.devices, nodes, domain=domain_count(job)
-        )
+        return self.topology.build(job.network, job.devices, nodes, domain=domain_count(job))
 
     def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a step."""
@@ -291,7 +289,7 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
     """A question of a table. Raises ConfigError, which names the key."""
     system = system_of(table)
     spent = optional_section_of(table, "cost")
-    costs = None if spent is None else make_costs(spent, catalogue)
+    costs = None if spent is None else Costs(**read_keys(spent, system, catalogue, "cost"))
     if system not in TRAINING:
         return _make_inference_question(table, catalogue, costs=costs)
     network = optional_section_of(table, "topology")

@@ -69,8 +69,6 @@ Bytes: TypeAlias = Annotated[float, Dimension.BYTES]
 Seconds: TypeAlias = Annotated[float, Dimension.SECONDS]
 Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
 Count: TypeAlias = Annotated[float, Dimension.COUNT]
-Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
-DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
@@ -201,40 +199,8 @@ class Processor:
     """Peak of dense matrix products with 16-bit operands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """A switch, by its ports."""
-
-    name: str
-    ports_count: Count
-    port_rate: Rate
-    aggregates: Count = 0.0
-    """1: it can sum what passes."""
-    price: Dollars | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A cable between two ports, with what is at its ends."""
-
-    name: str
-    rate: Rate
-    """One direction."""
-    price: Dollars | None = None
-    """Price of the cable and both transceivers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A host whose devices are rented."""
-
-    name: str
-    device_rental: DollarsPerS
-    """Rent of one device with its part of the host and the network."""
-
-
 KINDS: Final[dict[str, type]] = {
-    kind.__name__.lower(): kind for kind in (Device, Network, Disk, Processor, Switch, Link, Server)
+    kind.__name__.lower(): kind for kind in (Device, Network, Disk, Processor)
 }
 
 

@@ -14,14 +14,13 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data
 from tests import error_bars
 from tests.helpers.schemas import check
-from tests.predict.tables import asked
+from tests.predict.tables import RENTED, asked
 
 LARGE: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
     "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "micro_batch": 2,
     "tensor": 4, "pipeline": 4, "sequence_parallel": True,
 }  # fmt: skip
-RENTED = {"server": "H100x8"}
 
 
 # ---------------------------------------------------------------------- does it fit

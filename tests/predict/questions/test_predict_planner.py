@@ -20,7 +20,7 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import TrainingJob
 from luwu.predict.plan import Plan, configurations, plan, plan_document, plan_text
 from tests.helpers.schemas import check
-from tests.predict.tables import NODE
+from tests.predict.tables import NODE, RENTED
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "predict.md"
 TABLE: dict[str, Any] = {
@@ -61,7 +61,7 @@ def test_predict_laws_plans(catalogue: Catalogue) -> None:
         ({"tokens": "1K"}, r"tokens: '1K' of the whole training are less than a step's"),
         ({"topology": 3}, r"topology: 3 is not a section; write \[topology\]"),
         ({"topology": {"kind": "clo"}}, r"topology.kind: 'clo' is not one of .* mean clos"),
-        ({"cost": {"server": "H100x8", "luwu": {}}}, r"cost.luwu: none of the sys"),
+        ({"cost": {**RENTED, "luwu": {}}}, r"cost.luwu: none of the sys"),
         ({"cost": {"node_rental": "2 USD/h"}}, r"cost.device_rental is missing"),
         (
             {"topology": {"kind": "clos", "radix": 64, "endpoints": 8}},
@@ -96,7 +96,7 @@ def test_predict_laws_plans_on_a_network_with_rents(catalogue: Catalogue) -> Non
     }  # fmt: skip
     found = plan(table, catalogue)
     assert found.refused > 0
-    assert "push needs switches that aggregate" in found.first_refusal
+    assert "push needs switches that sum" in found.first_refusal
     goals = [each.goals for each in found.best]
     assert {len(each) for each in goals} == {3}
     for own in goals:
