@@ -184,7 +184,6 @@ def random_table(system: str, random: Random) -> dict[str, Any]:
     if system in OFFLOADS:
         table["host"] = HOST | {
             "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
-            "pipelined": random.random() < 0.5,
         }  # fmt: skip
     return table
 
@@ -228,7 +227,7 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
             / min(each.connection(built).rate, job.network.port_rate)
             for name, each in question.exchanges().items()
         }
-    found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
+    found["compute"] = operations
     found |= _nic_needs(question)
     found |= _state_needs(question)
     return found

@@ -39,11 +39,9 @@ from luwu.predict.hardware.model import Transformer
 from luwu.predict.model.job import StepTime
 from luwu.predict.networks.choice import make_topology
 
-SCHEMA: Final = 4
-"""4: costs are rents, and there is one network."""
+SCHEMA: Final = 5
+"""5: the fastest come first."""
 SHOWN: Final = 12
-GOALS: Final = {"tokens_per_s": "", "dollars_per_million_tokens": ", cheapest tokens first"}
-"""What orders the list, and how its title ends."""
 SEARCHED: Final = (
     "tensor", "pipeline", "virtual", "context", "expert", "expert_tensor", "ends_as_layers",
     "micro_batch", "recompute", "sequence_parallel", "system",
@@ -52,7 +50,7 @@ MICRO_BATCH_MAX: Final = 64
 TENSOR_MAX: Final = 32
 CONTEXT_TOKENS_MIN: Final = 4096
 """Minimum tokens of a sequence on each of the ranks that share it."""
-_OF_PLANS: Final = ("systems", "software", "node", "host", "topology", "cost", "goal")
+_OF_PLANS: Final = ("systems", "software", "node", "host", "topology", "cost")
 """Keys that are not handed on as they are."""
 
 
@@ -93,11 +91,6 @@ class Found:
         dollars = self.dollars_per_million_tokens
         return (self.tokens_per_s, self.left_bytes, *(() if dollars is None else (-dollars,)))
 
-    def place(self, goal: str) -> float:
-        """Its place by a goal: the least are the best."""
-        dollars = self.dollars_per_million_tokens
-        return -self.tokens_per_s if goal == "tokens_per_s" or dollars is None else dollars
-
 
 @dataclass(frozen=True, slots=True)
 class OfSystem:
@@ -105,7 +98,7 @@ class OfSystem:
 
     system: str
     best: Found | None
-    """Its best configuration by the goal; None: it has none."""
+    """Its fastest configuration; None: it has none."""
     why: str
     """Why it is not among the best of all; empty if it is."""
 
@@ -114,11 +107,10 @@ class OfSystem:
 class Plan:
     """A search: what was tried, and the results."""
 
-    goal: str
     assumed: dict[str, Any]
     """Keys that the question left out."""
     best: list[Found] = field(default_factory=list)
-    """The Pareto set, in the order of the goal."""
+    """The Pareto set, the fastest first."""
     systems: list[OfSystem] = field(default_factory=list)
     """One of each system that was asked for."""
     tried: int = 0
@@ -155,30 +147,22 @@ def plan(table: Mapping[str, Any], catalogue: Catalogue) -> Plan:
     network = values.optional_section_of(table, "topology")
     topology = None if network is None else make_topology(network)
     costs = costs_by_system(table, catalogue, systems_of(table))
-    search = Plan(goal=_goal_of(table, costs), assumed=assumed)
+    search = Plan(assumed=assumed)
     values.whole_of("", table, "batch")
     for one in configurations(table, catalogue):
         own = costs.get(one["system"])
         search.look_at(make_training_question(one, catalogue, topology=topology, costs=own))
     _check(search)
-    search.best = sorted(pareto(search.found), key=lambda each: each.place(search.goal))
+    search.best = pareto(search.found)
     search.systems = [_of_system(name, table, search) for name in systems_of(table)]
     return search
-
-
-def _goal_of(table: Mapping[str, Any], costs: Mapping[str, Costs]) -> str:
-    goal = table.get("goal", "tokens_per_s")
-    values.check_choice("goal", goal, GOALS)
-    if goal != "tokens_per_s" and not costs:
-        raise ConfigError("goal: [cost] is missing, which has the rents")
-    return str(goal)
 
 
 def _of_system(system: str, table: Mapping[str, Any], search: Plan) -> OfSystem:
     """What became of a system."""
     own = [each for each in search.found if each.question.system == system]
     if own:
-        first = min(own, key=lambda each: each.place(search.goal))
+        first = max(own, key=lambda each: each.tokens_per_s)
         if any(each.question.system == system for each in search.best):
             return OfSystem(system, first, "")
         winner = next(each for each in search.best if _beats(each.goals, first.goals))
@@ -394,7 +378,7 @@ def plan_document(found: Plan) -> dict[str, Any]:
     """For JSON."""
     return {
         "schema": SCHEMA, "tried": found.tried, "too_large": found.too_large,
-        "refused": found.refused, "first_refusal": found.first_refusal, "goal": found.goal,
+        "refused": found.refused, "first_refusal": found.first_refusal,
         "systems": [
             {
                 "system": each.system,
@@ -432,7 +416,7 @@ def plan_text(found: Plan, shown: int = SHOWN) -> str:
     lines = assumed_text(found.assumed) + _systems(found)
     lines += [
         f"{found.tried} configurations, {found.too_large} of them too large for a device{more}; "
-        f"{len(found.best)} that no other beats{GOALS[found.goal]}:",
+        f"{len(found.best)} that no other beats:",
         "  ".join(heading for heading, _ in _columns(found.best[0])),
         *("  ".join(cell for _, cell in _columns(each)) for each in found.best[:shown]),
     ]

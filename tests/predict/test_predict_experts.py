@@ -51,9 +51,7 @@ def test_a_model_of_experts_has_its_parameters(catalogue: Catalogue) -> None:
 def test_predict_laws_one_expert_is_the_dense_model(job: TrainingJob) -> None:
     """J1 to J6. Goal: one expert on as many ranks as share a layer is the dense model, exactly, in
     time, memory and parameters."""
-    dense = replace(
-        job, model=replace(job.model, experts=1, experts_used=1), expert=1, capacity=None
-    )
+    dense = replace(job, model=replace(job.model, experts=1, experts_used=1), expert=1)
     n = 4096.0
     operators = operators_of(dense)
     inner, h = dense.model.ffn / dense.tensor, dense.model.hidden

@@ -8,18 +8,12 @@ tokens that come out. MFU leaves recomputation out, HFU counts it.
 no row has in its precision, software that none has, experts, and above alone a first token in a
 queue. The interval goes from the answer over the factor to the answer times it.
 
-Of a job that does not fit the memory of its devices, the nearest that does is named: one with the
-fewest keys changed (recomputation, a smaller micro-batch, more tensor or pipeline ranks, more
-devices, with a batch that grows if it must), and of these the one with most tokens per second on
-each device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import combinations, product
+from collections.abc import Callable
 from typing import Any, Final
 
 from luwu.base.errors import ConfigError
@@ -27,14 +21,14 @@ from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text
 from luwu.predict.ask.keys import assumed_text
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, on_nics
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question
 from luwu.predict.hardware.software import data
 from luwu.predict.inference import inference as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
 from luwu.predict.inference.inference import Inference, InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
-from luwu.predict.model.job import RECOMPUTE, TrainingJob, utilisation
+from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
@@ -52,8 +46,6 @@ _OF_TRAINING: Final = (
 INTERVAL_SHARE: Final = 0.8
 _SEEN: Final = ("3d", "zero3")
 """Systems of training that others have measured; LuWu and what offloads have one testbed."""
-CHANGED_MAX: Final = 3
-DEVICES_FACTOR_MAX: Final = 64
 
 
 def answer(question: AnyQuestion) -> dict[str, Any]:
@@ -91,8 +83,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "micro_batches": job.micro_batches,
         "extrapolated": step.notes,
     }  # fmt: skip
-    mfu, (low, high) = document["mfu"], MFU_SANE
-    nearest, warnings = None if question.fits else nearest_fit(question), []
+    mfu, (low, high), warnings = document["mfu"], MFU_SANE, []
     if not low <= mfu <= high:
         warnings.append(f"an MFU of {mfu:.1%} is not plausible; look at the question")
     is_gathered = question.nodes is not None and job.micro_batches > 1
@@ -102,10 +93,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
     if question.topology is not None and built is not None:
         kind = question.topology.kind
         document["topology"] = on_topology.document(built, kind, question.exchanges())
-    return document | {
-        "warnings": warnings, "asked": asked(question), "fits": question.fits,
-        "nearest_fit": None if nearest is None else nearest.text,
-    }  # fmt: skip
+    return document | {"warnings": warnings, "asked": asked(question), "fits": question.fits}
 
 
 def asked(question: Question) -> dict[str, Any]:
@@ -278,81 +266,6 @@ def _wider(question: AnyQuestion, known: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-# ---------------------------------------------------------------------- the nearest that fits
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A question that fits, and how it differs from what was asked."""
-
-    changes: dict[str, Any]
-    question: Question
-    step_s: float
-
-    @property
-    def text(self) -> str:
-        """As the lines of a question."""
-        lines = [
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-            for key, value in self.changes.items()
-        ]
-        return f"{', '.join(lines)} ({format_bytes(self.question.needed_bytes)})"
-
-
-def nearest_fit(question: Question) -> Fit | None:
-    """The fastest of those that fit with the fewest changes; None if none does."""
-    options = _options(question)
-    for count in range(1, CHANGED_MAX + 1):
-        found = list(_fitting(question, options, count))
-        if found:
-            return min(found, key=lambda each: each.step_s / each.question.job.tokens
-                       * each.question.job.devices)  # fmt: skip
-    return None
-
-
-def _options(question: Question) -> dict[str, list[Any]]:
-    """Values of each key that save memory."""
-    job = question.job
-    found: dict[str, list[Any]] = {
-        "recompute": list(RECOMPUTE[RECOMPUTE.index(job.recompute) + 1 :]),
-        "micro_batch": [m for m in range(1, job.micro_batch) if job.micro_batch % m == 0],
-        "devices": _doubled(job.devices, DEVICES_FACTOR_MAX),
-    }
-    if question.system == "3d":
-        most = max(1, int(job.device.domain_count) // job.tensor)
-        found["tensor"] = _doubled(job.tensor, most)
-        found["pipeline"] = [p for p in _doubled(job.pipeline, 64) if job.shared_layers % p == 0]
-    return found
-
-
-def _doubled(value: int, factor_max: int) -> list[int]:
-    return [value << k for k in range(1, factor_max.bit_length())]
-
-
-def _fitting(question: Question, options: dict[str, list[Any]], count: int) -> Iterator[Fit]:
-    for keys in combinations(options, count):
-        for values in product(*(options[key] for key in keys)):
-            changes = dict(zip(keys, values, strict=True))
-            try:
-                job = on_nics(_changed(question.job, changes), question.nics_per_host)
-                changed = replace(question, job=job)
-                if changed.fits:
-                    yield Fit(changes, changed, changed.answer().seconds)
-            except ConfigError:  # degrees that do not divide, a host that is too small
-                continue
-
-
-def _changed(job: TrainingJob, changes: dict[str, Any]) -> TrainingJob:
-    """With its batch times more devices, if it cannot be shared by them; `changes` says so."""
-    try:
-        return replace(job, **changes)
-    except ConfigError:
-        if "devices" not in changes:
-            raise
-        changes["batch"] = job.batch * changes["devices"] // job.devices
-        return replace(job, **changes)
-
-
 # ---------------------------------------------------------------------- for people
 
 
@@ -401,18 +314,15 @@ def binding_text(document: dict[str, Any]) -> str:
 
 
 def _does_not_fit_text(document: dict[str, Any]) -> list[str]:
-    """The memory that a device lacks, and the nearest question that fits; none if the job fits."""
+    """The memory that a device lacks; none if the job fits."""
     if document["fits"]:
         return []
     uses, most = document["memory_bytes"], document["memory_bytes_max"]
-    nearest = document["nearest_fit"]
     return [
         f"DOES NOT FIT: {format_bytes(sum(uses.values()))} of {format_bytes(most)} "
-        f"({_uses_text(uses)})",
-        f"the nearest that fits: {nearest}" if nearest else "nothing near it fits: another system "
-        "or device would (luwu plan searches them)",
+        f"({_uses_text(uses)}); luwu plan searches what does",
         "",
-    ]  # fmt: skip
+    ]
 
 
 def _cores_text(document: dict[str, Any]) -> list[str]:

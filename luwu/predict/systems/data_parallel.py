@@ -16,8 +16,7 @@ rows of SC'21, table 2.
     U3  drives        12 bytes per parameter of that share read and written
     U4  a step        micro-batches as ZeRO-3 (Z2), no less than their gradients need (U1, down);
                       then the optimizer stage, which is not hidden
-    U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
-                      pipeline, the longest of them
+    U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default
 
 Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is exposed by default, an
 independent study of GPUs that idle 40 to 70 % of a step.
@@ -77,8 +76,6 @@ class Offload:
     """Devices of a host."""
     to_disk: bool = False
     """ZeRO-Infinity: optimizer state on drives."""
-    pipelined: bool = False
-    """Reading, updating and writing overlap (`pipeline_read`, `pipeline_write`)."""
 
 
 def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
@@ -99,8 +96,7 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
     left_s = job.micro_batches * gradients_s - computing - parts["exchange"]
     parts["offload in backward"] = max(0.0, left_s)  # U1
-    stage = max if offload.pipelined else sum
-    parts["optimizer stage"] = stage(resources.values())
+    parts["optimizer stage"] = sum(resources.values())
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
     return StepTime(parts=parts, notes=sharded.notes, resources=busy)
 

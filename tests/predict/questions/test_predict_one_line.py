@@ -1,10 +1,9 @@
-"""Questions of flags, names, presets: less to write for `luwu predict`."""
+"""Questions of flags and names: less to write for `luwu predict`."""
 
 from __future__ import annotations
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from luwu.commands.form import KeyFlag
 from luwu.commands.main import main
-from luwu.commands.predict import presets, step
+from luwu.commands.predict import step
 from luwu.predict.ask.keys import (
     SYSTEMS,
     keys,
@@ -22,10 +21,8 @@ from luwu.predict.ask.keys import (
     table_of,
     with_assumed,
 )
-from luwu.predict.ask.question import make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
-from luwu.predict.plan import plan
 from tests import tutorial
 from tests.helpers.schemas import check
 
@@ -111,14 +108,14 @@ def test_values_of_flags_are_those_of_a_file(catalogue: Catalogue) -> None:
     flags = {
         "system": "3D", "model": "GPT-175b", "devices": "512xh100-80", "network": "IB-NDR",
         "software": "Nemo-2024", "batch": "1024", "sequence": "2048", "sequence_parallel": "",
-        "capacity": "1.5", "tokens": "1T",
+        "tokens": "1T",
     }  # fmt: skip
     table = table_of(flags, catalogue)
     assert read_keys(table, "3d", catalogue) == {
         "system": "3d", "model": catalogue.model("GPT-175B"), "batch": 1024, "sequence": 2048,
         "device": catalogue.device("H100-80"), "devices": 512,
         "network": catalogue.network("ib-ndr"), "software": software("nemo-2024"),
-        "sequence_parallel": True, "capacity": 1.5, "tokens": 1e12,
+        "sequence_parallel": True, "tokens": 1e12,
     }  # fmt: skip
     for name, own in (("FSDP", "zero3"), ("switchml", "atp")):
         assert table_of({"system": name}, catalogue) == {"system": own}
@@ -177,37 +174,6 @@ def test_the_catalogue_is_listed(capsys: pytest.CaptureFixture[str], catalogue: 
     assert "H100-80" not in shown
     assert main(["predict", "catalogue", "netwrok"]) == 2
     assert "did you mean network" in capsys.readouterr().err
-
-
-# ---------------------------------------------------------------------- presets
-
-
-@pytest.mark.feature("question files to begin with")
-@pytest.mark.parametrize("name", presets())
-def test_every_preset_has_an_answer(
-    capsys: pytest.CaptureFixture[str], catalogue: Catalogue, name: str
-) -> None:
-    """Goal: `init` writes it once, and the command that it names answers it."""
-    assert main(["predict", "init", name]) == 0
-    said = capsys.readouterr().out
-    table = tomllib.loads(Path(f"{name}.toml").read_text())
-    if "systems" in table:
-        assert f"luwu plan {name}.toml" in said
-        assert plan(table, catalogue).best
-    else:
-        assert f"luwu predict step {name}.toml" in said
-        assert main(["predict", "step", f"{name}.toml"]) == 0
-        make_question(table, catalogue)
-    assert main(["predict", "init", name]) == 2
-    assert f"{name}.toml exists" in capsys.readouterr().err
-
-
-def test_presets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "init"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(presets())
-    assert main(["predict", "init", "luwu-64xh10"]) == 2
-    assert "did you mean luwu-64xh100" in capsys.readouterr().err
 
 
 def test_the_tutorial_shows_what_its_commands_print(tmp_path: Path) -> None:

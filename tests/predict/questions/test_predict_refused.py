@@ -65,10 +65,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MOE, {"devices": 32}, r"expert: 8 groups of 2 ranks do not divide the 8 of a"),
     (MOE, {"expert_tensor": 4}, r"expert_tensor: 4 ranks of an expert do not divide the 2"),
     (MOE, {"sequence_parallel": False}, r"sequence_parallel: must be true where tensor parallel"),
-    (MOE, {"capacity": 0}, r"capacity: 0.0 is not a factor above zero"),
     *(
         (THREE_D, {key: 2}, rf"{key}: GPT-175B has no experts; leave it out")
-        for key in ("expert", "capacity", "expert_tensor")
+        for key in ("expert", "expert_tensor")
     ),
     (THREE_D, {"device": 3}, r"device: 3 is not a name"),
     (THREE_D, {"sequence_parallel": 1}, r"sequence_parallel: 1 is neither true nor false"),
@@ -87,11 +86,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"tokens": "1 GB"}, r"tokens: the unit 'GB' is one of bytes, but .*: tokens, K, M"),
     (THREE_D, {"tokens": "1K"}, r"tokens: '1K' of the whole training are less than a step's 2,0"),
     (THREE_D, {"tokens": "many"}, r"tokens: 'many' is not a number with a unit"),
-    (ZERO3, {"slowdown": 0.9}, r"slowdown: .*1 is none, and more is slower"),
-    (ZERO3, {"slowdown": -1}, r"slowdown: .*below zero"),
-    (ZERO3, {"slowdown": float("nan")}, r"slowdown: .*not a number"),
-    (ZERO3, {"slowdown": float("inf")}, r"slowdown: .*not a number"),
-    (ZERO3, {"slowdown": "20 ms"}, r"slowdown: .*ms"),
     (THREE_D, {"streams": 4}, r"network.ib-ndr.streams_count: has no effect without stream_rate"),
     (LUWU, {"nics_per_host": 3}, r"nics_per_host: 3 NICs .* 1, 2, 4, 8 fits"),
     (LUWU, {"nics_per_host": 16}, r"nics_per_host: 16 NICs .* 1, 2, 4, 8 fits"),
