@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ import jinja2
 from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
-from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
+from luwu.report.chart import Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, spread
@@ -102,23 +102,21 @@ def _title(document: Mapping[str, Any]) -> str:
     return f"LuWu {what} {Path(document['run']).name}: {document['state']}"
 
 
-def both(draw: Callable[[int], str]) -> Markup:
-    """A chart for wide windows and paper, and one for narrow windows."""
-    return Markup(f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>')
+def framed(chart: str) -> Markup:
+    """A chart, which a narrow window moves sideways."""
+    return Markup(f'<div class="scroll">{chart}</div>')
 
 
 def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
     """A step that was measured."""
-    return None if step is None else both(lambda width: lanes_chart(step, width=width))
+    return None if step is None else framed(lanes_chart(step))
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:
     if not steps["seconds"]:
         return None
     flags = [StepFlag(**flag) for flag in steps["flags"]]
-    return both(
-        lambda width: strip_chart(steps["seconds"], flags, first=steps["first"], width=width)
-    )
+    return framed(strip_chart(steps["seconds"], flags, first=steps["first"]))
 
 
 def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
@@ -128,25 +126,25 @@ def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
         if steps_s:
             median, colour = statistics.median(steps_s), system_colour(name, index)
             bars.append(Bar(name, median, format_seconds(median), colour, *spread(steps_s)))
-    return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
+    return framed(bar_chart(bars, name="time per step")) if bars else None
 
 
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
         curves = {arm["name"]: arm["loss"] for arm in document["comparison"]["arms"]}
-        draw = _curve_drawer(curves, "loss", 0)
-        return [("Loss before each update, mean over workers", both(draw))]
+        return [
+            (
+                "Loss before each update, mean over workers",
+                framed(line_chart(curves, y_name="loss")),
+            )
+        ]
     charts = []
     for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):
         if found["values"]:
-            draw = _curve_drawer({name: found["values"]}, name, found["steps"][0])
-            charts.append((f"{name}, as rank 0 recorded it", both(draw)))
+            chart = line_chart({name: found["values"]}, y_name=name, first=found["steps"][0])
+            charts.append((f"{name}, as rank 0 recorded it", framed(chart)))
     return charts
-
-
-def _curve_drawer(curves: Mapping[str, list[float]], name: str, first: int) -> Callable[[int], str]:
-    return lambda width: line_chart(curves, y_name=name, first=first, width=width)
 
 
 def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:
@@ -164,7 +162,7 @@ def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:
         bars.append(
             Bar(row["name"], row["peak_bytes"], text, f"var(--{_OWNERS[kind]})", limit=limit)
         )
-    return both(lambda width: bar_chart(bars, name="memory, peak", width=width))
+    return framed(bar_chart(bars, name="memory, peak"))
 
 
 def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None:
@@ -179,7 +177,7 @@ def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None
             text += f" ({row['bytes_per_step'] / most:.0%} of its rate)"
         name = f"{row['process']}: {row['link']}"
         bars.append(Bar(name, row["bytes_per_step"], text, "var(--sky)", limit=most))
-    return both(lambda width: bar_chart(bars, name="bytes per step and link", width=width))
+    return framed(bar_chart(bars, name="bytes per step and link"))
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -280,7 +280,7 @@ def test_a_run_that_ended_in_any_way_has_its_report(
     assert f"LuWu run run: {state}" in page
     ElementTree.fromstring(page)
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", page)
-    assert page.count('class="narrow"') == page.count('class="wide"') == 6
+    assert page.count('<div class="scroll"><svg') == 6
     assert main(["report", "--json", str(run.path)]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == state
 
