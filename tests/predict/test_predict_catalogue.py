@@ -77,7 +77,7 @@ def test_a_user_adds_to_the_catalogue(tmp_path: Path) -> None:
     assert mine.bf16 == 100e12
     assert mine.memory_rate == theirs.memory_rate
     assert mine.matmul_bf16 is not None
-    assert catalogue.sources["device.mine.bf16"] == "given by the user (stated)"
+    assert catalogue.sources["device", "mine"]["bf16"] == "given by the user (stated)"
 
 
 @pytest.mark.parametrize(
