@@ -190,10 +190,8 @@ def on_nics(job: TrainingJob, nics: int | None) -> TrainingJob:
 
 
 def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, with the streams of the network and the devices of a host that they give."""
-    streams, devices = values.pop("streams", None), values.pop("devices_per_host", None)
-    if streams is not None:
-        values["network"] = replace(values["network"], streams_count=float(streams))
+    """The values, with the devices of a host that they give."""
+    devices = values.pop("devices_per_host", None)
     if devices is not None:
         values["device"] = replace(values["device"], domain_count=float(devices))
         if "software" in values:

@@ -104,9 +104,7 @@ def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
     rate = min(connection.rate, network.port_rate) / network.efficiency
-    return replace(
-        network, rate=rate, latency_s=connection.latency_s, stream_rate=None, streams_count=None
-    )
+    return replace(network, rate=rate, latency_s=connection.latency_s)
 
 
 def slowest(network: Network, connections: Iterable[Connection]) -> Network:

@@ -86,7 +86,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (THREE_D, {"tokens": "1 GB"}, r"tokens: the unit 'GB' is one of bytes, but .*: tokens, K, M"),
     (THREE_D, {"tokens": "1K"}, r"tokens: '1K' of the whole training are less than a step's 2,0"),
     (THREE_D, {"tokens": "many"}, r"tokens: 'many' is not a number with a unit"),
-    (THREE_D, {"streams": 4}, r"network.ib-ndr.streams_count: has no effect without stream_rate"),
     (LUWU, {"nics_per_host": 3}, r"nics_per_host: 3 NICs .* 1, 2, 4, 8 fits"),
     (LUWU, {"nics_per_host": 16}, r"nics_per_host: 16 NICs .* 1, 2, 4, 8 fits"),
     (LUWU, {"nics_per_host": 1, "topology": TREE}, r"nics_per_host: 8 devices share a NIC"),
