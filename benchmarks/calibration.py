@@ -142,7 +142,7 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
     job, arrivals = question.job, question.arrivals
     assert isinstance(job, InferenceJob)
     assert arrivals is not None
-    played = arrivals_document(arrivals, job, arrivals.play(job, 1), math.inf)
+    played = arrivals_document(arrivals, job, arrivals.play(job), math.inf)
     return 1e3 * float(played[_UNDER_LOAD[quantity]]["mean"])
 
 

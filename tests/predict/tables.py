@@ -26,7 +26,7 @@ ZERO3: dict[str, Any] = {key: value for key, value in LUWU.items() if key != "no
 }
 DEVICES: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
-    "tensor": 8, "pipeline": 2, "replicas": 2, "precision": "fp8", "batch": 16,
+    "tensor": 8, "pipeline": 2, "precision": "fp8", "batch": 16,
     "input_tokens": 1024, "output_tokens": 512,
 }  # fmt: skip
 SOCKETS: dict[str, Any] = {

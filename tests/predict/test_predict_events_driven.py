@@ -291,27 +291,6 @@ def test_a_decision_of_the_node_changes_run_and_prediction(
     assert late_s > step_s + 0.5 * updates_s
 
 
-def test_the_order_of_updates_changes_run_and_prediction(
-    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goal: the same of `at_step`, where the core says in which order pages are updated: in that of
-    the forward, also of one that asks for weights before the step before it is decided, so that the
-    next step begins with the first of them; in the other it waits for the last."""
-    steps_s = []
-    for way in (1, -1):
-        if way < 0:
-            monkeypatch.setattr(Step, "forward_order", lambda self, all_: sorted(all_)[::-1])
-        run = run_cluster("at_step", monkeypatch)
-        step_s, predicted = predict(catalogue, "at_step", monkeypatch)
-        for heard in (run, predicted):
-            for step in range(3):
-                order = [extent for *said, extent in heard if said == ["update", step]]
-                assert order == sorted(order)[::way]
-        steps_s.append(step_s)
-    in_order_s, turned_s = steps_s
-    assert turned_s > in_order_s * 1.05
-
-
 # ---------------------------------------------------------------------- refused
 
 

@@ -141,14 +141,14 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         "binding": identifier(served.decode.binding),
         "prefill_binding": None if first is None else identifier(first.binding),
         "tokens_per_s": rate,
-        "tokens_per_s_per_device": None if rate is None else rate / question.devices,
-        "decode_tokens_per_s": question.replicas * served.batch / served.decode.seconds,
+        "tokens_per_s_per_device": None if rate is None else rate / job.devices,
+        "decode_tokens_per_s": served.batch / served.decode.seconds,
         "batch": served.batch,
         **own,
         "asked": {
             "model": job.model.name, "parameters": job.model.parameters, "device": device,
-            "network": job.network.name, "devices": question.devices,
-            "replicas": question.replicas, **ranks, "precision": job.precision,
+            "network": job.network.name, "devices": job.devices,
+            **ranks, "precision": job.precision,
             "kv_precision": job.kv_precision, "batch": job.batch,
             "largest_batch": question.is_largest, **settings, "input_tokens": job.input_tokens,
             "output_tokens": job.output_tokens,
@@ -180,7 +180,7 @@ def _of_devices(
     if question.arrivals is not None:
         assert served.tokens_per_s is not None
         bound = served.tokens_per_s / job.output_tokens
-        played = question.arrivals.play(job, question.replicas)
+        played = question.arrivals.play(job)
         document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
         if document["arrivals"]["is_overloaded"]:
             warnings.append(
@@ -221,7 +221,7 @@ def _nics(question: Any) -> dict[str, Any]:
         if isinstance(question, Question):
             devices = min(domain_count(job), job.devices)
         else:
-            devices = min(int(job.device.domain_count), question.devices)
+            devices = min(int(job.device.domain_count), job.devices)
     nic_rate = network.flow_rate(0.0)
     return {
         "per_host": question.nics_per_host or round(devices / sharing), "host_devices": devices,
@@ -382,7 +382,7 @@ def _inference_text(document: dict[str, Any]) -> list[str]:
         f"{asked['device']}, {asked['network']}",
         f"{asked['input_tokens']} tokens in, {asked['output_tokens']} out, batch "
         f"{document['batch']:.0f}{largest}, {asked['batching']}; {ranks}, "
-        f"{asked['replicas']} copies; {asked['precision']}, cache in {asked['kv_precision']}",
+        f"{asked['precision']}, cache in {asked['kv_precision']}",
         "",
         f"first token       {_ms_text(document['first_token_s'])}",
         f"between tokens    {_ms_text(document['token_s'])}",

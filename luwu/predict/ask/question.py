@@ -206,7 +206,6 @@ class InferenceQuestion:
     job: InferenceJob | SocketJob
     is_largest: bool = False
     """The batch is the largest that memory holds."""
-    replicas: int = 1
     arrivals: Arrivals | None = None
     nics_per_host: int | None = None
     """That the devices of a host share, as it was asked; None: one each."""
@@ -218,21 +217,16 @@ class InferenceQuestion:
         return "inference" if isinstance(self.job, InferenceJob) else "inference-sockets"
 
     @property
-    def devices(self) -> int:
-        """Devices or sockets of all copies."""
-        return self.replicas * self.job.devices
-
-    @property
     def dollars_per_s(self) -> float | None:
         """The rent of its machines; None where no costs are given. Raises ConfigError."""
         each = self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
-        return None if self.costs is None else self.costs.dollars_per_s(self.replicas * each)
+        return None if self.costs is None else self.costs.dollars_per_s(each)
 
     def answer(self) -> Inference:
         """The prediction. Raises ConfigError for what cannot be."""
         if isinstance(self.job, InferenceJob):
-            return on_devices.predict_inference(self.job, self.replicas)
-        return on_sockets.predict_on_sockets(self.job, self.replicas)
+            return on_devices.predict_inference(self.job)
+        return on_sockets.predict_on_sockets(self.job)
 
 
 def _make_inference_question(
@@ -242,7 +236,7 @@ def _make_inference_question(
     values = _on_hosts(read_keys(table, system_of(table), catalogue))
     is_on_devices = values.pop("system") == "inference"
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
-    shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
+    shared |= {"is_largest": batch is None}
     if not is_on_devices:
         values.setdefault("inside", catalogue.network("upi", "inside"))
         host = SocketJob(batch=batch or 1, **values)
@@ -252,8 +246,8 @@ def _make_inference_question(
     job = InferenceJob(batch=batch or 1, **values)
     if nics is not None:
         places = int(job.device.domain_count)
-        devices = min(places, shared["replicas"] * job.devices)
-        job = replace(job, network=job.network.of_nics(nics, places, devices))
+        network = job.network.of_nics(nics, places, min(places, job.devices))
+        job = replace(job, network=network)
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
         job=job if batch else on_devices.with_largest_batch(job), nics_per_host=nics,

@@ -127,7 +127,7 @@ def sweep(
 def _points(
     table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, *, is_short: bool = False
 ) -> Iterator[Point]:
-    """Their answers; in short with one request played of each copy."""
+    """Their answers; in short with one request played."""
     for values in itertools.product(*(axis.values for axis in axes)):
         labels, changes = tuple(map(label, values)), dict[str, Value]()
         for axis, chosen in zip(axes, values, strict=True):
@@ -135,7 +135,7 @@ def _points(
         try:
             asked, known = replaced(table, changes, catalogue)
             if is_short and isinstance(asked.get("arrivals"), dict):
-                asked["arrivals"]["requests"] = asked.get("replicas", 1)
+                asked["arrivals"]["requests"] = 1
             yield Point(changes, labels, answer(make_question(asked, known)))
         except ConfigError as exc:
             yield Point(changes, labels, None, str(exc))

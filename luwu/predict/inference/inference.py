@@ -251,9 +251,9 @@ class Inference:
     """The prediction of an inference job."""
 
     tokens_per_s: float | None
-    """That come out of all copies; None where prefill is not known."""
+    """That come out; None where prefill is not known."""
     batch: float
-    """In decode at once, of a copy; what a round's budget leaves of the job's batch."""
+    """In decode at once; what a round's budget leaves of the job's batch."""
     decode: StepTime
     """Between two tokens of a sequence, on the mean; continuous, with prefill of its rounds."""
     first_token: StepTime | None
@@ -267,8 +267,8 @@ class Inference:
         return first | self.decode.notes
 
 
-def predict_inference(job: InferenceJob, replicas: int = 1) -> Inference:
-    """All that users ask of so many copies of a job (IN5, IN6). Raises ConfigError for a device
+def predict_inference(job: InferenceJob) -> Inference:
+    """All that users ask of a job (IN5, IN6). Raises ConfigError for a device
     without curves."""
     first = predict_prefill(job)
     if job.batching == "continuous":
@@ -281,9 +281,7 @@ def predict_inference(job: InferenceJob, replicas: int = 1) -> Inference:
         batch, decode = float(job.batch), predict_decode(job)
         whole_s = first.seconds + (job.output_tokens - 1) * decode.seconds
         rate = batch * job.output_tokens / whole_s
-    return Inference(
-        tokens_per_s=replicas * rate, batch=batch, decode=decode, first_token=first
-    )  # fmt: skip
+    return Inference(tokens_per_s=rate, batch=batch, decode=decode, first_token=first)
 
 
 def predict_prefill(job: InferenceJob) -> StepTime:

@@ -117,13 +117,13 @@ def _batch_max(job: SocketJob, memory_bytes: float) -> int:
     return int((memory_bytes - socket_weight_bytes(job)) // each)
 
 
-def predict_on_sockets(job: SocketJob, replicas: int) -> Inference:
-    """All that users ask of so many copies of a job."""
+def predict_on_sockets(job: SocketJob) -> Inference:
+    """All that users ask of a job."""
     decode, prefill, rate = predict_socket_token(job), None, None
     if job.processor.bf16 is not None:
         prefill = predict_socket_prefill(job)
         whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds  # IN5
-        rate = replicas * job.batch * job.output_tokens / whole_s
+        rate = job.batch * job.output_tokens / whole_s
     return Inference(tokens_per_s=rate, batch=job.batch, decode=decode, first_token=prefill)
 
 

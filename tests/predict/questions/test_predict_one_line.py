@@ -135,7 +135,7 @@ def test_values_of_flags_are_those_of_a_file(catalogue: Catalogue) -> None:
         (["predict", "step", "--devices", "64xh10-80", *ONE_LINE[6:], "--model", "llama3-8b"],
          "device: no device 'h10-80' .*mean H100-80"),
         ([*ONE_LINE, "--batch", "many"], "batch: 'many' is not a whole number above zero"),
-        ([*ONE_LINE, "--replicas", "2"], "replicas is unknown here"),
+        ([*ONE_LINE, "--kv-precision", "fp8"], "kv_precision is unknown here"),
         ([*ONE_LINE, "--nod.disks", "2"], "has no flag --nod.disks; did you mean --node.disks"),
         (["predict", "step"], "takes a file, or a question in flags"),
         (["predict", "step", "--system", "zero-infinity", *ONE_LINE[2:-2]],

@@ -139,7 +139,7 @@ def test_rented_machines_cost_their_rents(catalogue: Catalogue) -> None:
     train = answer(asked(THREE_D, catalogue, cost=RENTED))
     serve = answer(make_question({**DEVICES, "cost": RENTED}, catalogue))
     assert train["cost"]["dollars_per_h"] == pytest.approx(512 * 2.06)
-    assert serve["cost"]["dollars_per_h"] == pytest.approx(32 * 2.06)
+    assert serve["cost"]["dollars_per_h"] == pytest.approx(16 * 2.06)
     said = train["cost"]
     assert said["tokens_per_dollar"] == pytest.approx(train["tokens_per_s"] * 3600 / 512 / 2.06)
     assert said["tokens_per_dollar"] * said["dollars_per_million_tokens"] == pytest.approx(1e6)

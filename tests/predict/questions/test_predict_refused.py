@@ -99,7 +99,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (DEVICES, {"batch": "larges"}, r"batch: 'larges' is neither a whole number nor 'largest'"),
     (DEVICES, {"batch": 0}, r"batch: 0 is not a whole number above zero"),
     (DEVICES, {"precision": 8}, r"precision: 8 is not a name"),
-    (DEVICES, {"replicas": 0}, r"replicas: 0 is not a whole number above zero"),
     (DEVICES, {"device": "H100"}, r"device: no device 'H100' is known"),
     (SOCKETS, {"device": "H100-80"}, r"^device is unknown here"),
     (SOCKETS, {"memory_bytes": "64 Gbit/s"}, r"memory_bytes: the unit 'Gbit/s' is one of"),
@@ -126,7 +125,6 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (SERVING, arrivals(per_second=True), r"^arrivals.per_second: True; a number"),
     (SERVING, arrivals(per_second=1, seed=0.5), r"^arrivals.seed: 0.5 is not a whole"),
     (SERVING, arrivals(per_second=1, requests=0), r"^arrivals.requests: 0 is not a whole"),
-    (SERVING, arrivals(per_second=1, requests=1), r"^arrivals.requests: 1 for 2 copies; 2"),
     (DEVICES, arrivals(per_second=1), r"^\[arrivals\] with batching 'static', .*continuous"),
     (ZERO3, arrivals(per_second=1), r"^arrivals is unknown here"),
     # [topology]
