@@ -22,7 +22,7 @@ NO_BYTES: Final = ("link", "disk_rate", "dilation")
 @form.command(
     "estimate",
     "luwu estimate --workers 2 --memory-budget 1GiB train.py --epochs 3",
-    "luwu estimate --memory-budget 1GiB -m workers.train --arm luwu --layers 12 --width 768",
+    "luwu estimate --workers 4 -m workers.train --arm luwu --layers 12",
     keys=[
         name for name in form.keys_of("run")
         if {"compare", "estimate"} & {*KEYS[name].verbs} and name not in NO_BYTES
