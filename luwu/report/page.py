@@ -45,7 +45,6 @@ def sections_html(document: Mapping[str, Any]) -> str:
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
         lanes=_lanes(document["step"]),
-        lanes_slowest=_lanes(document["slowest"]),
         strip=_strip(steps),
         flags=steps["flags"],
         times=times_chart({arm["name"]: arm["step_seconds"] for arm in arms}),

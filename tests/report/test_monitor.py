@@ -279,7 +279,7 @@ def test_a_run_that_ended_in_any_way_has_its_report(
     assert f"LuWu run run: {state}" in page
     ElementTree.fromstring(page)
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", page)
-    assert page.count('<div class="scroll"><svg') == 6
+    assert page.count('<div class="scroll"><svg') == 5
 
 
 def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:

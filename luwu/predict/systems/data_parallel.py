@@ -22,7 +22,7 @@ Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is exposed by
 independent study of GPUs that idle 40 to 70 % of a step.
 
     R1  DDP      compute and an all-reduce of the gradients at once (V1), then Adam
-    R2  ATP      the same, by a switch that sums: each byte goes up and comes down once
+    R2  ATP      the same, by a switch that sums: 2 a + S/B, as each byte goes up and down once
 
 The share of the link that a host's software reaches with in-network sums is fitted: switches of
 this kind sum integers that hosts convert from floats. Sources: DisDP's comparison with ATP.
@@ -126,7 +126,7 @@ def predict_switch_summed_step(job: TrainingJob) -> StepTime:
     path, seconds = network_path(job.network), 0.0
     if job.devices > 1:
         rate = fitted("atp_share") * path.rate
-        seconds = collectives.switch_all_reduce(1, _gradient_bytes(job), path, rate)
+        seconds = 2 * path.latency_s + _gradient_bytes(job) / rate  # R2
     return _summed_step(job, seconds, kappa=0.0, eta=1.0)
 
 
