@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text
@@ -56,10 +55,7 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         document = _inference_answer(question)
     dollars_per_s = question.dollars_per_s
     if dollars_per_s is not None:
-        rate = document["tokens_per_s"]
-        if rate is None:
-            raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
-        document["cost"] = cost_document(rate, dollars_per_s)
+        document["cost"] = cost_document(document["tokens_per_s"], dollars_per_s)
     document["error"] = error_bar(question)
     document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:
@@ -134,14 +130,14 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         settings = {"batching": "static"}
     return {
         "schema": SCHEMA, "system": question.system,
-        "first_token_s": None if first is None else first.seconds,
+        "first_token_s": first.seconds,
         "token_s": served.decode.seconds,
         "parts_s": by_identifier(served.decode.parts),
-        "prefill_parts_s": None if first is None else by_identifier(first.parts),
+        "prefill_parts_s": by_identifier(first.parts),
         "binding": identifier(served.decode.binding),
-        "prefill_binding": None if first is None else identifier(first.binding),
+        "prefill_binding": identifier(first.binding),
         "tokens_per_s": rate,
-        "tokens_per_s_per_device": None if rate is None else rate / job.devices,
+        "tokens_per_s_per_device": rate / job.devices,
         "decode_tokens_per_s": served.batch / served.decode.seconds,
         "batch": served.batch,
         **own,
@@ -169,7 +165,6 @@ def _of_devices(
         },
         "memory_bytes_max": job.device.memory_bytes,
         "extrapolated": served.notes,
-        "unknown": {},
     }  # fmt: skip
     warnings = []
     if served.batch < job.batch:
@@ -178,7 +173,6 @@ def _of_devices(
             f"{served.batch:.0f} of {job.batch} sequences"
         )
     if question.arrivals is not None:
-        assert served.tokens_per_s is not None
         bound = served.tokens_per_s / job.output_tokens
         played = question.arrivals.play(job)
         document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
@@ -191,23 +185,14 @@ def _of_devices(
 
 def _of_sockets(job: SocketJob, served: Inference) -> dict[str, Any]:
     """What only sockets have; memory is of one."""
-    unknown, warnings = {}, []
-    if served.first_token is None:
-        why = (
-            f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
-            "give the peak of its matrix products"
-        )
-        unknown = dict.fromkeys(("first_token_s", "tokens_per_s"), why)
-        warnings.append(f"{', '.join(unknown)}: {why}")
-    else:
-        warnings.append("first_token_s: at the peak of the processor, so a bound from below")
+    warnings = ["first_token_s: at the peak of the processor, so a bound from below"]
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
     cache = job.batch * on_sockets.socket_cache_bytes(job, job.tokens)
     return {
         "memory_bytes": {"weights": on_sockets.socket_weight_bytes(job), "cache": cache},
         "memory_bytes_max": job.memory_bytes, "extrapolated": served.notes,
-        "unknown": unknown, "warnings": warnings,
+        "warnings": warnings,
     }  # fmt: skip
 
 
@@ -384,30 +369,21 @@ def _inference_text(document: dict[str, Any]) -> list[str]:
         f"{document['batch']:.0f}{largest}, {asked['batching']}; {ranks}, "
         f"{asked['precision']}, cache in {asked['kv_precision']}",
         "",
-        f"first token       {_ms_text(document['first_token_s'])}",
-        f"between tokens    {_ms_text(document['token_s'])}",
+        f"first token       {document['first_token_s'] * 1e3:,.2f} ms",
+        f"between tokens    {document['token_s'] * 1e3:,.2f} ms",
         *error_bar_text(document["error"], "token", document["token_s"], document["first_token_s"]),
-        "tokens            "
-        + (
-            f"{rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per {each}"
-            if rate is not None
-            else f"{document['decode_tokens_per_s']:,.1f} per second in decode; total: not known"
-        ),
+        f"tokens            {rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per "
+        f"{each}",
         f"bottleneck        {words(document['binding'])}",
         "",
         "between tokens:",
         *_parts_text(document["parts_s"], document["token_s"]),
     ]
-    if document["prefill_parts_s"] is not None:
-        lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
-        lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
+    lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
+    lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]
     return [*lines, "", *_memory_text(document, each), _nics_text(document["nics"])]
-
-
-def _ms_text(seconds: float | None) -> str:
-    return "not known" if seconds is None else f"{seconds * 1e3:,.2f} ms"
 
 
 def _nics_text(found: dict[str, Any]) -> str:

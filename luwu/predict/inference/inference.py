@@ -250,21 +250,20 @@ class Work:
 class Inference:
     """The prediction of an inference job."""
 
-    tokens_per_s: float | None
-    """That come out; None where prefill is not known."""
+    tokens_per_s: float
+    """That come out."""
     batch: float
     """In decode at once; what a round's budget leaves of the job's batch."""
     decode: StepTime
     """Between two tokens of a sequence, on the mean; continuous, with prefill of its rounds."""
-    first_token: StepTime | None
+    first_token: StepTime
     """Prefill of a whole batch; in continuous batching of a request that waits for all of the round
-    under way. None: the peak of the processor is not known."""
+    under way."""
 
     @property
     def notes(self) -> Notes:
         """Curves that were read outside of what was measured."""
-        first = {} if self.first_token is None else self.first_token.notes
-        return first | self.decode.notes
+        return self.first_token.notes | self.decode.notes
 
 
 def predict_inference(job: InferenceJob) -> Inference:
