@@ -33,26 +33,20 @@ def run(run_dir: Path | None, out: Path | None, step: range | None, has_all: boo
     ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is the directory
     of a run; the default is the latest."""
     found = RunDirectory.find(run_dir)
+    events, path = found.path / "events", found.file(TRACE_FILE) if out is None else out
     if step is not None and has_all:
         raise ConfigError("--step and --all choose different steps; give one of them")
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out: cannot write {out}: give a file in a directory that exists")
     with taking(found.path):
-        _write(found, found.file(TRACE_FILE) if out is None else out, step, has_all=has_all)
-    return 0
-
-
-def _write(run_directory: RunDirectory, path: Path, steps: range | None, *, has_all: bool) -> None:
-    """Write the timeline of a run, of its steady steps if none are given, and report where it is
-    and what it shows."""
-    events = run_directory.path / "events"
-    chosen = steps if has_all or steps is not None else steady_steps(events)
-    found = write_timeline(events, path, chosen)
-    if not found.span_count and chosen is not None:
+        steps = step if has_all or step is not None else steady_steps(events)
+        written = write_timeline(events, path, steps)
+    if not written.span_count and steps is not None:
         print("note    no span is of these steps")
-    for note in found.notes:
+    for note in written.notes:
         print(f"note    {note}")
     print(f"trace   {path}")
-    print(f"        {steps_text(chosen)}, {found.span_count:,} spans; open it in ui.perfetto.dev")
-    if steps is None and chosen is not None:
+    print(f"        {steps_text(steps)}, {written.span_count:,} spans; open it in ui.perfetto.dev")
+    if step is None and steps is not None:
         print("        luwu trace --step A:B shows other steps, --all the whole run")
+    return 0

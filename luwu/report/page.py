@@ -132,12 +132,8 @@ def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
         curves = {arm["name"]: arm["loss"] for arm in document["comparison"]["arms"]}
-        return [
-            (
-                "Loss before each update, mean over workers",
-                framed(line_chart(curves, y_name="loss")),
-            )
-        ]
+        title = "Loss before each update, mean over workers"
+        return [(title, framed(line_chart(curves, y_name="loss")))]
     charts = []
     for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):
         if found["values"]:

@@ -23,7 +23,7 @@ from luwu.report.aligned import (
     timed,
 )
 from luwu.report.event_files import Units, event_files, records, spans
-from luwu.report.timeline import Lanes, in_order, write_timeline
+from luwu.report.timeline import in_order, write_timeline
 
 Row = dict[str, Any]
 
@@ -144,16 +144,6 @@ def test_what_is_under_way_at_once_has_numbered_rows(tmp_path: Path) -> None:
     assert chunks == {"update 0": [0, 3], "update 1": [1, 2], "read": [0]}
 
 
-def test_compute_nests_and_what_overlaps_in_part_does_not() -> None:
-    lanes = Lanes(may_nest=True)
-    placed = [lanes.place(*each) for each in [(0, 100), (0, 40), (10, 20), (30, 50), (50, 100)]]
-    assert placed == [0, 0, 0, 1, 0]
-    plain = Lanes()
-    assert [plain.place(*each) for each in [(0, 100), (10, 20), (20, 30), (100, 100)]] == [
-        0, 1, 1, 0,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", ["forward", "pull"])
 def test_no_row_overlaps_in_part_whatever_the_order(
@@ -182,19 +172,6 @@ def test_no_row_overlaps_in_part_whatever_the_order(
             for at in range(1000)
         )
         assert len(found) <= most
-
-
-def test_the_same_events_give_the_same_bytes(tmp_path: Path) -> None:
-    rows = [span("pull", n, n + 5, step=n // 10, unit=n % 3) for n in range(50)]
-    folder = write(tmp_path, worker_0=[clock(), *rows], node=[clock()])
-    texts = []
-    for _ in range(2):
-        write_timeline(folder, folder / "trace.json")
-        texts.append((folder / "trace.json").read_bytes())
-    assert texts[0] == texts[1]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "node.jsonl", "trace.json", "worker-0.jsonl",
-    ]  # fmt: skip
 
 
 def test_times_are_exact_and_numbers_that_json_lacks_are_texts(tmp_path: Path) -> None:
