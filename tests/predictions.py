@@ -300,8 +300,7 @@ def _inference_needs(question: InferenceQuestion) -> dict[str, float]:
         sent += 2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer
     if job.pipeline > 1 and job.devices > job.device.domain_count:
         sent += layer
-    peak, batch = job.device.peak(job.precision), question.answer().batch
-    assert peak is not None
+    peak, batch = getattr(job.device, job.precision), question.answer().batch
     weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * parameters
     return {
         "memory": weights / job.tensor / job.device.memory_rate,

@@ -70,10 +70,11 @@ class Question:
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
-        if self.topology is not None and self.system == "3d":
-            found = on_topology.connections(self.build(), self.exchanges())
+        built = self.build()
+        if built is not None and self.system == "3d":
+            found = on_topology.connections(built, self.exchanges())
             return on_topology.three_d_step(self.job, found)
-        if self.topology is not None:
+        if built is not None:
             return self.as_on_topology().answer()
         if isinstance(self.part, OptimizerNodes):
             return predict_in_network_step(self.job, self.part)

@@ -111,15 +111,6 @@ class Device:
     host_rate: Rate
     """To and from the host's memory, each direction."""
 
-    def peak(self, precision: str) -> float | None:
-        """Peak of dense products in `bf16`, `fp8` or `fp4`."""
-        found: float | None = getattr(self, precision)
-        return found
-
-    def matmul(self, precision: str) -> Curve | None:
-        found: Curve | None = getattr(self, f"matmul_{precision}", None)
-        return found
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:

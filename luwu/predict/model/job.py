@@ -192,8 +192,7 @@ class StepTime:
 
 def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
     """MFU without what is computed again, HFU with it; shares of the peak of the precision."""
-    peak = job.device.peak(job.precision)
-    assert peak is not None
+    peak = getattr(job.device, job.precision)
     model = job.model.step_operations(job.tokens, job.sequence)
     layers = model / 3 - job.model.head_operations(job.tokens)
     again = job.again * layers

@@ -47,7 +47,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.hardware import Device, Notes
+from luwu.predict.hardware.hardware import Curve, Device, Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model import collectives
 from luwu.predict.model.job import TrainingJob
@@ -91,7 +91,7 @@ def check_precision(
     device: Device, precision: str, known: Iterable[str], free: Sequence[str] = ()
 ) -> None:
     """Raises ConfigError for one whose products a device lacks, of those known; all have some."""
-    has = [each for each in known if each in free or device.peak(each)]
+    has = [each for each in known if each in free or getattr(device, each)]
     if precision not in has:
         raise ConfigError(f"precision: a {device.name} has no {precision}; it has {', '.join(has)}")
 
@@ -99,7 +99,7 @@ def check_precision(
 def cube_rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
     """Operations per second of a product of cubes (O1). Raises ConfigError without a curve."""
     for measured in (precision, "fp8", "bf16"):
-        curve = device.matmul(measured)
+        curve: Curve | None = getattr(device, f"matmul_{measured}", None)
         if curve is not None:
             return curve.rate(size, notes) * BITS[measured] / BITS[precision]
     raise ConfigError(
@@ -191,7 +191,7 @@ def _scale(job: TrainingJob) -> float:
     """Of products, by the kernels of the software; without a curve in 16 bits, the vendor's reach
     there half of what was measured in fp8 (O1), and PyTorch's lose as much in both."""
     kernels = job.software.kernels
-    if job.device.matmul("bf16") is not None:
+    if job.device.matmul_bf16 is not None:
         of_kernels = f"_{kernels}" if kernels.startswith("deepspeed") else ""
         return fitted(f"matmul_scale_A100{of_kernels}")
     if job.precision not in ("bf16", "fp8"):

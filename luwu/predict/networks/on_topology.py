@@ -93,10 +93,8 @@ def _three_d(job: TrainingJob) -> dict[str, Exchange]:
     return found
 
 
-def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """The connection of each exchange in a network; none without one. Raises ConfigError."""
-    if built is None:
-        return {}
+def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
+    """The connection of each exchange in a network. Raises ConfigError."""
     return {name: each.connection(built) for name, each in exchanges.items()}
 
 
