@@ -23,28 +23,24 @@ from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, spread
 from luwu.report.verdict import verdict
 
-PAGE: Final = "report.html.j2"
-SECTIONS: Final = "sections.html.j2"
 _OWNERS: Final = {"worker": "blue", "switch": "orange", "node": "green"}
 
 
 def report_html(document: Mapping[str, Any]) -> str:
     """The page of a run."""
-    return environment().get_template(PAGE).render(
-        title=_title(document), style=style_sheet(), sections=Markup(sections_html(document)),
-        source=json.dumps(document, indent=1),
+    templates = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_load),
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-
-
-def sections_html(document: Mapping[str, Any]) -> str:
-    """All of the page but its head, its title and the JSON."""
     comparison, steps = document["comparison"], document["steps"]
     arms = comparison["arms"] if comparison else []
-    return environment().get_template(SECTIONS).render(
+    return templates.get_template("report.html.j2").render(
+        title=_title(document),
+        style=STYLE + _load("style.css"),
         document=document,
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
-        lanes=_lanes(document["step"]),
+        lanes=None if document["step"] is None else framed(lanes_chart(document["step"])),
         strip=_strip(steps),
         flags=steps["flags"],
         times=times_chart({arm["name"]: arm["step_seconds"] for arm in arms}),
@@ -56,7 +52,8 @@ def sections_html(document: Mapping[str, Any]) -> str:
         colours={arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)},
         notes=notes(comparison) if comparison else [],
         facts=_facts(document),
-    )  # fmt: skip
+        source=json.dumps(document, indent=1),
+    )
 
 
 def write_report(path: Path, document: Mapping[str, Any]) -> Path:
@@ -79,19 +76,6 @@ def fact_text(name: str, value: object) -> str:
     return str(value)
 
 
-def style_sheet() -> str:
-    """Colours and layout of a page."""
-    return STYLE + _load("style.css")
-
-
-def environment() -> jinja2.Environment:
-    """The templates of pages."""
-    return jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_load),
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-
-
 def _load(name: str) -> str:
     return resources.files("luwu.report").joinpath(name).read_text(encoding="utf-8")
 
@@ -104,11 +88,6 @@ def _title(document: Mapping[str, Any]) -> str:
 def framed(chart: str) -> Markup:
     """A chart, which a narrow window moves sideways."""
     return Markup(f'<div class="scroll">{chart}</div>')
-
-
-def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
-    """A step that was measured."""
-    return None if step is None else framed(lanes_chart(step))
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:
