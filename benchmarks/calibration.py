@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final, TypeAlias
 
+from luwu.predict.ask.keys import SECTIONS
 from luwu.predict.ask.question import AnyQuestion, Question, make_question
-from luwu.predict.ask.sweep import replaced
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.hardware.hardware import Host
 from luwu.predict.inference.arrivals import arrivals_document
-from luwu.predict.inference.inference import InferenceJob
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
 
@@ -122,10 +122,9 @@ def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
 
 
 def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
-    """With the section of its system alone, and other numbers of what it names."""
-    changes = {key: value for key, value in table.items() if key == "system" or "." in key}
-    rest = {key: value for key, value in table.items() if key not in changes}
-    return make_question(*replaced(rest, changes, catalogue))
+    """With the section of its system alone."""
+    others = {*SECTIONS.values()} - {SECTIONS.get(table["system"])}
+    return make_question({k: v for k, v in table.items() if k not in others}, catalogue)
 
 
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:

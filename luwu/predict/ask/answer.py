@@ -17,10 +17,11 @@ from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text
 from luwu.predict.ask.interval import error_bar, error_bar_text, never_compared_text
 from luwu.predict.ask.keys import assumed_text
 from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question
-from luwu.predict.inference import inference as on_devices
+from luwu.predict.inference import inference_job as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
-from luwu.predict.inference.inference import Inference, InferenceJob
+from luwu.predict.inference.inference import Inference
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count

@@ -20,10 +20,10 @@ from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Host, Network
 from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
-from luwu.predict.inference import inference as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import Inference, InferenceJob
+from luwu.predict.inference.inference import Inference, predict_inference
+from luwu.predict.inference.inference_job import InferenceJob, with_largest_batch
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -226,7 +226,7 @@ class InferenceQuestion:
     def answer(self) -> Inference:
         """The prediction. Raises ConfigError for what cannot be."""
         if isinstance(self.job, InferenceJob):
-            return on_devices.predict_inference(self.job)
+            return predict_inference(self.job)
         return on_sockets.predict_on_sockets(self.job)
 
 
@@ -251,7 +251,7 @@ def _make_inference_question(
         job = replace(job, network=network)
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job if batch else on_devices.with_largest_batch(job), nics_per_host=nics,
+        job=job if batch else with_largest_batch(job), nics_per_host=nics,
         arrivals=None if came is None else make_arrivals(came, job), **shared,
     )  # fmt: skip
 

@@ -31,7 +31,8 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.values import check_keys, whole_of
-from luwu.predict.inference.inference import InferenceJob, Work, predict_round
+from luwu.predict.inference.inference import Work, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.clock import Clock, Process
 from luwu.predict.model.job import StepTime
 

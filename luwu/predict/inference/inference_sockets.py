@@ -21,7 +21,8 @@ from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
 from luwu.predict.hardware.values import check_choice
-from luwu.predict.inference.inference import Inference, cache_bytes_per_element, check_tensor
+from luwu.predict.inference.inference import Inference
+from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
 from luwu.predict.model.job import StepTime
 from luwu.predict.model.layers import WIRE_BYTES

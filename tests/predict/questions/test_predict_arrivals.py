@@ -12,13 +12,8 @@ from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference import arrivals
 from luwu.predict.inference.arrivals import Arrivals, serve, stage_seconds
-from luwu.predict.inference.inference import (
-    InferenceJob,
-    Work,
-    layer_time,
-    predict_continuous,
-    predict_round,
-)
+from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}

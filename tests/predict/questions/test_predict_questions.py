@@ -12,7 +12,8 @@ from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer, text
 from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.inference.inference import InferenceJob, predict_inference, with_largest_batch
+from luwu.predict.inference.inference import predict_inference
+from luwu.predict.inference.inference_job import InferenceJob, with_largest_batch
 from luwu.predict.inference.inference_sockets import SocketJob
 from tests.predict import tables
 from tests.predict.tables import LUWU, NODE, THREE_D, ZERO3
