@@ -32,6 +32,7 @@ from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import TrainingJob, utilisation
+from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
@@ -223,9 +224,8 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
     built = question.build()
     if built is not None:
         found |= {
-            f"links of {name}": by_port[name]
-            / min(each.connection(built).rate, job.network.port_rate)
-            for name, each in question.exchanges().items()
+            f"links of {name}": by_port[name] / min(each.rate, job.network.port_rate)
+            for name, each in connections(built, question.exchanges()).items()
         }
     found["compute"] = operations
     found |= _nic_needs(question)

@@ -57,5 +57,5 @@ def run(resolved: Resolved, script: tuple[str, ...], as_json: bool) -> int:
         "extent_chunks": sizes.extent_chunks,
         "memory_budget_bytes": sizes.memory_budget_bytes,
     }
-    lines = (found.line, *sizes.lines, *found.details)
-    return form.show(document, "\n".join(lines), as_json=as_json)
+    text = "\n".join((found.line, *sizes.lines, *found.details))
+    return form.show(document, text, as_json=as_json)

@@ -9,9 +9,10 @@ import click
 
 from luwu.commands import form
 from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
+from luwu.predict.ask.configurations import SEARCHED
 from luwu.predict.ask.keys import TRAINING, value_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.plan import SEARCHED, plan, plan_document, plan_text
+from luwu.predict.plan import plan, plan_document, plan_text
 
 
 @click.command(

@@ -196,10 +196,9 @@ def _nics(question: Any) -> dict[str, Any]:
         devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
         sharing, is_assumed = network.devices_count, question.nics_per_host is None
-        if isinstance(question, Question):
-            devices = min(domain_count(job), job.devices)
-        else:
-            devices = min(int(job.device.domain_count), job.devices)
+        is_training = isinstance(question, Question)
+        places = domain_count(job) if is_training else int(job.device.domain_count)
+        devices = min(places, job.devices)
     nic_rate = network.flow_rate(0.0)
     return {
         "per_host": question.nics_per_host or round(devices / sharing), "host_devices": devices,

@@ -17,7 +17,7 @@ from luwu.base.foreign import read_toml
 from luwu.predict.ask.cost import Costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Host, Network
+from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
 from luwu.predict.inference import inference_sockets as on_sockets
@@ -64,7 +64,12 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.topology is not None:
-            _check_ports(self.job.network)
+            sharing = self.job.network.devices_count
+            if sharing > 1:  # an endpoint is the port of one device
+                raise ConfigError(
+                    f"nics_per_host: {sharing:g} devices share a NIC, while [topology] has a port "
+                    "for each; leave one of them out"
+                )
             if self.nodes is not None and self.nodes.per_host != "none":
                 raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
 
@@ -133,16 +138,6 @@ class Question:
         """The rent of its machines; None where no costs are given. Raises ConfigError."""
         nodes = 0 if self.nodes is None else self.nodes.nodes
         return None if self.costs is None else self.costs.dollars_per_s(self.job.devices, nodes)
-
-
-def _check_ports(network: Network) -> None:
-    """Refuse a network of shared ports: an endpoint is the port of one device. Raises
-    ConfigError."""
-    if network.devices_count > 1:
-        raise ConfigError(
-            f"nics_per_host: {network.devices_count:g} devices share a NIC, while [topology] has a "
-            "port for each; leave one of them out"
-        )
 
 
 def make_training_question(

@@ -38,10 +38,6 @@ class Exchange:
     port_bytes: float
     """That each rank's port sends, or receives of a pull."""
 
-    def connection(self, built: Built) -> Connection:
-        """Its connection to a network. Raises ConfigError if the network cannot do it."""
-        return built.connection(self.group, self.collective)
-
 
 def training_exchanges(
     system: str, job: TrainingJob, nodes: OptimizerNodes | None
@@ -95,7 +91,7 @@ def _three_d(job: TrainingJob) -> dict[str, Exchange]:
 
 def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
     """The connection of each exchange in a network. Raises ConfigError."""
-    return {name: each.connection(built) for name, each in exchanges.items()}
+    return {name: built.connection(one.group, one.collective) for name, one in exchanges.items()}
 
 
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time

@@ -1,5 +1,5 @@
 """`luwu plan`: the search is whole, what it shows is the best, and two searches are the same; its
-degrees are all that the rules of plan.py say, and no others."""
+degrees are all that the rules of configurations.py say, and no others."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from luwu.base.errors import ConfigError
 from luwu.commands import plan as plan_command
 from luwu.commands.main import main
 from luwu.predict.ask.answer import answer
+from luwu.predict.ask.configurations import configurations
 from luwu.predict.ask.question import make_training_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.plan import Plan, configurations, plan, plan_document, plan_text
+from luwu.predict.plan import Plan, plan, plan_document, plan_text
 from tests.helpers.schemas import check
 from tests.predict.tables import NODE, RENTED
 
