@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Final, TypeAlias
 
+from luwu.predict.ask.keys import SECTIONS
 from luwu.predict.ask.question import AnyQuestion, Question, make_question
-from luwu.predict.ask.sweep import replaced
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.hardware.hardware import Host
 from luwu.predict.inference.arrivals import arrivals_document
-from luwu.predict.inference.inference import InferenceJob
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime, TrainingJob, utilisation
 from luwu.predict.model.memory import stage_memory
 
@@ -92,6 +92,9 @@ _INFERENCE: Final[dict[str, Callable[[Any, Any], float]]] = {  # the rows' peaks
     "whole answer ms": lambda job, found: 1e3 * job.output_tokens / found.tokens_per_s,
 }  # fmt: skip
 _USD: Final = "USD/endpoint of the network"
+_PRICES: Final = {"QM9700": 36_000.0, "400G": 1_320.0}
+"""USD of a switch, and of a link with both ends. Source: public cost sheet of an H100 cluster,
+August 2024."""
 NETWORK: Final = ("switches", "links between switches", _USD)
 """Quantities that follow from the built network, and from what its parts cost, alone."""
 _UNDER_LOAD: Final = {
@@ -119,10 +122,9 @@ def predicted(configuration: dict[str, Any], catalogue: Catalogue) -> float:
 
 
 def question_of(table: dict[str, Any], catalogue: Catalogue) -> AnyQuestion:
-    """With the section of its system alone, and other numbers of what it names."""
-    changes = {key: value for key, value in table.items() if key == "system" or "." in key}
-    rest = {key: value for key, value in table.items() if key not in changes}
-    return make_question(*replaced(rest, changes, catalogue))
+    """With the section of its system alone."""
+    others = {*SECTIONS.values()} - {SECTIONS.get(table["system"])}
+    return make_question({k: v for k, v in table.items() if k not in others}, catalogue)
 
 
 def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
@@ -139,7 +141,7 @@ def _value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -> float:
     job, arrivals = question.job, question.arrivals
     assert isinstance(job, InferenceJob)
     assert arrivals is not None
-    played = arrivals_document(arrivals, job, arrivals.play(job, 1), math.inf)
+    played = arrivals_document(arrivals, job, arrivals.play(job), math.inf)
     return 1e3 * float(played[_UNDER_LOAD[quantity]]["mean"])
 
 
@@ -150,8 +152,8 @@ def _network_value(quantity: str, table: dict[str, Any], catalogue: Catalogue) -
     parts = built.inventory
     if quantity != _USD:
         return parts.switches if quantity == "switches" else parts.links - built.endpoints
-    switch, link = (catalogue.find(kind, table["cost"][kind]) for kind in ("switch", "link"))
-    return float(parts.switches * switch.price + parts.links * link.price) / built.endpoints
+    switch, link = (_PRICES[table["cost"][kind]] for kind in ("switch", "link"))
+    return (parts.switches * switch + parts.links * link) / built.endpoints
 
 
 # ---------------------------------------------------------------------- all rows

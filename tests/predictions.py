@@ -32,6 +32,7 @@ from luwu.predict.driven.driven_worker import units_of
 from luwu.predict.hardware.catalogue import Catalogue, load
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import TrainingJob, utilisation
+from luwu.predict.networks.on_topology import connections
 from luwu.predict.systems.in_network import PER_HOST
 
 ROUNDING = 1 - 1e-9
@@ -184,7 +185,6 @@ def random_table(system: str, random: Random) -> dict[str, Any]:
     if system in OFFLOADS:
         table["host"] = HOST | {
             "devices": random.choice((1, 4, 8)), "disks": random.randint(1, 8),
-            "pipelined": random.random() < 0.5,
         }  # fmt: skip
     return table
 
@@ -224,11 +224,10 @@ def _needs(question: AnyQuestion) -> dict[str, float]:
     built = question.build()
     if built is not None:
         found |= {
-            f"links of {name}": by_port[name]
-            / min(each.connection(built).rate, job.network.port_rate)
-            for name, each in question.exchanges().items()
+            f"links of {name}": by_port[name] / min(each.rate, job.network.port_rate)
+            for name, each in connections(built, question.exchanges()).items()
         }
-    found |= {"compute": operations * (job.slowdown if job.pipeline == 1 else 1.0)}
+    found["compute"] = operations
     found |= _nic_needs(question)
     found |= _state_needs(question)
     return found
@@ -301,8 +300,7 @@ def _inference_needs(question: InferenceQuestion) -> dict[str, float]:
         sent += 2 * job.stage_layers * 2 * (job.tensor - 1) / job.tensor * layer
     if job.pipeline > 1 and job.devices > job.device.domain_count:
         sent += layer
-    peak, batch = job.device.peak(job.precision), question.answer().batch
-    assert peak is not None
+    peak, batch = getattr(job.device, job.precision), question.answer().batch
     weights = {"bf16": 2.0, "fp8": 1.0}[job.precision] * parameters
     return {
         "memory": weights / job.tensor / job.device.memory_rate,

@@ -6,11 +6,10 @@
 An HTML comment before a block, which readers do not see, says what it is:
 
     <!-- file: NAME -->      a file; what comes after finds it
-    <!-- run -->             a script
     <!-- output -->          what the block before printed; `<!-- output: 4-9 -->` its lines 4 to 9,
                              with dots for the others
 
-Blocks of `sh` hold `luwu` commands, and `sed` ones that make a file of another.
+Blocks of `sh` hold `luwu` commands.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import contextlib
 import io
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -44,10 +42,8 @@ def made(text: str, directory: Path) -> str:
         kind, _, more = how.partition(": ")
         if kind == "file":
             (directory / more).write_text(body, encoding="utf-8")
-        elif kind == "run":
-            printed = _script(body, directory)
         elif language == "sh":
-            printed = "".join(_command(line, directory) for line in body.splitlines())
+            printed = "".join(map(_command, body.splitlines()))
         elif kind == "output":
             return f"<!-- {how} -->\n```text\n{_shown(printed, more)}```"
         else:
@@ -58,34 +54,14 @@ def made(text: str, directory: Path) -> str:
         return _BLOCK.sub(block, text)
 
 
-def _command(line: str, directory: Path) -> str:
+def _command(line: str) -> str:
     program, *words = shlex.split(line)
-    if program == "sed":
-        script, source, arrow, target = words
-        assert arrow == ">", line
-        found = re.fullmatch(r"s/(.+)/(.+)/", script)
-        assert found, line
-        text = (directory / source).read_text(encoding="utf-8")
-        changed = re.sub(found[1], found[2], text, flags=re.MULTILINE)
-        assert changed != text, line
-        (directory / target).write_text(changed, encoding="utf-8")
-        return ""
     assert program == "luwu", line
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         code = luwu(words)
     assert code == 0, line
     return said.getvalue()
-
-
-def _script(text: str, directory: Path) -> str:
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", text], cwd=directory, capture_output=True, text=True, timeout=60,
-        env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _shown(printed: str, lines: str) -> str:

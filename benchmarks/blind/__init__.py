@@ -3,7 +3,6 @@
 __main__.py      `python -m benchmarks.blind`
 score.py         docs/predict/blind.json beside what was published (published.json)
 columns.py       docs/predict/blind-2.json and blind-3.json: today's values beside the frozen
-interval.py      the interval of a value of blind-3.json, by blind-2.json and published-2.json
 unseen.py        how far off all of them were, and the interval of an answer
 fit.py           fits the numbers of the model to published results
 """

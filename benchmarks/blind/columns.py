@@ -3,7 +3,7 @@ never edited.
 
 A change of the model that is meant adds one: why, the digest of its parameters, and the values that
 it changes; where rows have intervals, each of these with its own, by the rule of answers
-(`luwu/predict/ask/answer.py`). The value of a question that the model refuses since is null.
+(`luwu/predict/ask/interval.py`). The value of a question that the model refuses since is null.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchmarks.calibration import NETWORK, predicted, question_of
 from luwu.base.errors import ConfigError
-from luwu.predict.ask.answer import error_bar
+from luwu.predict.ask.interval import error_bar
 from luwu.predict.hardware.catalogue import Catalogue, load
 
 SCHEMA: Final = 2
@@ -27,10 +27,12 @@ TOLERANCE: Final = 1e-9
 
 
 def parameters_sha256(found: dict[str, Any]) -> str:
-    """The digest of the files of numbers that the document depends on, as they are now."""
+    """The digest of the files of numbers that the document depends on, as they are now, without
+    those that are gone."""
     digest = hashlib.sha256()
     for path in found["parameters"]:
-        digest.update((_ROOT / path).read_bytes())
+        if (_ROOT / path).exists():
+            digest.update((_ROOT / path).read_bytes())
     return digest.hexdigest()
 
 

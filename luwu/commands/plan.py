@@ -9,9 +9,10 @@ import click
 
 from luwu.commands import form
 from luwu.commands.predict import CATALOGUE, FILE, Command, asked_table
+from luwu.predict.ask.configurations import SEARCHED
 from luwu.predict.ask.keys import TRAINING, value_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.plan import GOALS, SEARCHED, plan, plan_document, plan_text
+from luwu.predict.plan import plan, plan_document, plan_text
 
 
 @click.command(
@@ -28,12 +29,11 @@ from luwu.predict.plan import GOALS, SEARCHED, plan, plan_document, plan_text
 @click.option(
     "--systems", type=form.Value("NAME,NAME"), help="those to compare, such as luwu,fsdp,3d"
 )
-@click.option("--goal", type=form.Value("|".join(GOALS)), help="what orders the list")
 @form.JSON
 @CATALOGUE
 def run(
-    asked: Mapping[str, str], file: Path | None, systems: str | None, goal: str | None,
-    as_json: bool, catalogue: Catalogue,
+    asked: Mapping[str, str], file: Path | None, systems: str | None, as_json: bool,
+    catalogue: Catalogue,
 ) -> int:  # fmt: skip
     """Search the best configurations of a job on hardware you do not have: systems, degrees
     of parallelism, micro-batches and recomputation. Show those that no other beats in speed, free
@@ -46,6 +46,5 @@ def run(
             for key, value in table.get("node", {}).items()
         }
     table |= {} if systems is None else {"systems": systems.lower().replace(" ", "").split(",")}
-    table |= {} if goal is None else {"goal": goal}
     found = plan(table, catalogue)
     return form.show(plan_document(found), plan_text(found), as_json=as_json)

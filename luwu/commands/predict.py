@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from luwu.base.errors import ConfigError, suggestion
+from luwu.base.errors import ConfigError
 from luwu.base.parsers import path
 from luwu.commands import form
 from luwu.predict.ask.answer import answer, text
@@ -17,7 +16,7 @@ from luwu.predict.ask.keys import SYSTEMS, QuestionKey, assumed_text, keys, tabl
 from luwu.predict.ask.question import Question, make_question, read_table
 from luwu.predict.ask.sweep import STEP, Axis, parse_axis, sweep, sweep_document, sweep_text
 from luwu.predict.driven.driven import play_driven_steps
-from luwu.predict.hardware.catalogue import Catalogue, listing, listing_text, load
+from luwu.predict.hardware.catalogue import Catalogue, listing, load
 
 CATALOGUE: Final = click.option(
     "--catalogue",
@@ -150,55 +149,11 @@ def run_sweep(
     return form.show(document, shown, as_json=as_json)
 
 
-@run.command(
-    "catalogue",
-    cls=form.Command,
-    examples=("luwu predict catalogue device", "luwu predict catalogue model --json"),
-)
+@run.command("catalogue", cls=form.Command, examples=("luwu predict catalogue device",))
 @click.argument("kind", required=False)
-@form.JSON
 @CATALOGUE
-def list_catalogue(kind: str | None, as_json: bool, catalogue: Catalogue) -> int:
+def list_catalogue(kind: str | None, catalogue: Catalogue) -> int:
     """List the systems, models, software, devices, networks and other hardware that a question can
     name, with their main numbers and sources; with KIND one kind alone."""
-    document = listing(catalogue, SYSTEMS, kind)
-    return form.show(document, listing_text(document), as_json=as_json)
-
-
-def presets() -> dict[str, str]:
-    """The texts of the files by name; the first line of each says what it asks."""
-    folder = resources.files("luwu.predict") / "data" / "presets"
-    return {
-        each.name.removesuffix(".toml"): each.read_text(encoding="utf-8")
-        for each in sorted(folder.iterdir(), key=lambda each: each.name)
-    }
-
-
-@run.command(
-    "init", cls=form.Command, examples=("luwu predict init", "luwu predict init luwu-64xh100")
-)
-@click.argument("name", required=False)
-def init(name: str | None) -> int:
-    """Write the question file NAME.toml, with a comment for each key, to be changed into your own;
-    an existing file is left as it is. Without NAME, list the names."""
-    known = presets()
-    if name is None:
-        width = max(map(len, known))
-        for each, text in known.items():
-            print(f"{each:<{width}}  {text.splitlines()[0].removeprefix('# ')}")
-        return 0
-    if name not in known:
-        raise ConfigError(
-            f"no preset is called {name!r}{suggestion(name, known)}; they are {', '.join(known)}"
-        )
-    path = Path(f"{name}.toml")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(known[name])
-    except FileExistsError:
-        raise ConfigError(f"{path} exists; move it away, or work on it") from None
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be written: {exc.strerror}") from exc
-    command = "plan" if "\nsystems = " in known[name] else "predict step"
-    print(f"wrote {path}; luwu {command} {path} answers it")
+    print(listing(catalogue, SYSTEMS, kind))
     return 0

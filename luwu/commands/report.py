@@ -21,8 +21,7 @@ from luwu.report.verdict import verdict
 @form.command("report", "luwu report --open", "luwu report luwu-runs/A")
 @click.argument("run_dir", type=form.Value("RUN", path), required=False)
 @click.option("--open", "is_opened", is_flag=True, help="open the report in a browser")
-@click.option("--json", "as_json", is_flag=True, help="print the data of the report as JSON")
-def run(run_dir: Path | None, is_opened: bool, as_json: bool) -> int:
+def run(run_dir: Path | None, is_opened: bool) -> int:
     """Write the report of a run as report.html and print its verdict. The run may be active or have
     failed. RUN is the directory of a run; the default is the latest."""
     found = RunDirectory.find(run_dir)
@@ -32,11 +31,8 @@ def run(run_dir: Path | None, is_opened: bool, as_json: bool) -> int:
         text = "\n".join(verdict(document))
         if document["comparison"]:
             text = table_text(document["comparison"]) + "\n\n" + text
-    if as_json:
-        form.print_json(document)
-    else:
-        print(text)
-        print(f"report  {written}")
+    print(text)
+    print(f"report  {written}")
     if is_opened:
         webbrowser.open(written.as_uri())
     return 0

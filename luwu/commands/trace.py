@@ -12,7 +12,7 @@ from luwu.base.foreign import taking
 from luwu.base.parsers import path as parse_path
 from luwu.commands import form
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.report.aligned import ALL_STEPS, Steps, parse_steps, steady_steps
+from luwu.report.aligned import parse_steps, steady_steps, steps_text
 from luwu.report.timeline import write_timeline
 
 TRACE_FILE: Final = "trace.json"
@@ -28,31 +28,25 @@ FILE: Final = form.Value("FILE", parse_path)
     help="write the steps from A to B - 1; A alone is one step",
 )
 @click.option("--all", "has_all", is_flag=True, help="write all steps, and the start-up")
-def run(run_dir: Path | None, out: Path | None, step: Steps | None, has_all: bool) -> int:
+def run(run_dir: Path | None, out: Path | None, step: range | None, has_all: bool) -> int:
     """Write a timeline of five steps from the middle of a run as a Chrome trace, for
     ui.perfetto.dev or chrome://tracing. The run may be active or have failed. RUN is the directory
     of a run; the default is the latest."""
     found = RunDirectory.find(run_dir)
+    events, path = found.path / "events", found.file(TRACE_FILE) if out is None else out
     if step is not None and has_all:
         raise ConfigError("--step and --all choose different steps; give one of them")
-    steps = ALL_STEPS if has_all else step
     if out is not None and (out.is_dir() or not out.absolute().parent.is_dir()):
         raise ConfigError(f"--out: cannot write {out}: give a file in a directory that exists")
     with taking(found.path):
-        _write(found, found.file(TRACE_FILE) if out is None else out, steps)
-    return 0
-
-
-def _write(run_directory: RunDirectory, path: Path, steps: Steps | None) -> None:
-    """Write the timeline of a run, of its steady steps if none are given, and report where it is
-    and what it shows."""
-    events = run_directory.path / "events"
-    found = write_timeline(events, path, steady_steps(events) if steps is None else steps)
-    if not found.span_count and not found.steps.is_all:
+        steps = step if has_all or step is not None else steady_steps(events)
+        written = write_timeline(events, path, steps)
+    if not written.span_count and steps is not None:
         print("note    no span is of these steps")
-    for note in found.notes:
+    for note in written.notes:
         print(f"note    {note}")
     print(f"trace   {path}")
-    print(f"        {found.steps}, {found.span_count:,} spans; open it in ui.perfetto.dev")
-    if steps is None and not found.steps.is_all:
+    print(f"        {steps_text(steps)}, {written.span_count:,} spans; open it in ui.perfetto.dev")
+    if step is None and steps is not None:
         print("        luwu trace --step A:B shows other steps, --all the whole run")
+    return 0

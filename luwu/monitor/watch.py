@@ -7,8 +7,8 @@ has ended, that failed and that was stopped. A `Watch` reads what was appended s
     steps       the time of each step, from one decision to the next; faults and restarts as flags
     hosts       of `luwu up --hosts`, while it is under way: their ranks; also on each of them
     degraded    the optimizer nodes that the job goes on without
-    step        the typical one of the last 20 steps as lanes; `slowest`: of the slowest worker;
-                while the run is under way, the last one that ended
+    step        the typical one of the last 20 steps as lanes; while the run is under way, the last
+                one that ended
     memory      of each process, beside its budget
     links       bytes on each link of switch and node, and of emulated ones the rate they may have
     scalars     what rank 0 recorded with `luwu.log`
@@ -160,8 +160,8 @@ class History:
         self._flags[known_by or flag] = flag
 
 
-SCHEMA: Final = 4
-"""4: without `measured`, which `step` is too."""
+SCHEMA: Final = 5
+"""5: without the step of the slowest worker."""
 RATE_STEPS: Final = 20
 """Period over which the rate of steps is taken."""
 LATE_RATIO: Final = 4
@@ -206,7 +206,7 @@ class Watch:
             "security": None if connection is None else connection.security,
             "at_unix_s": unix_ns() / 1e9,
             "steps": self._steps(resolved, is_running=is_running),
-            **self._lanes(is_running=is_running),
+            "step": self._step(is_running=is_running),
             "waits_for": self._waits_for(connection) if is_running else None,
             "degraded": self._history.degraded,
             "hosts": [] if connection is None else self._hosts(connection),
@@ -255,16 +255,14 @@ class Watch:
             "flags_count": self._history.flags_count,
         }
 
-    def _lanes(self, *, is_running: bool) -> dict[str, Any]:
+    def _step(self, *, is_running: bool) -> dict[str, Any] | None:
         steps = ended_steps(self._events)
         if not steps:
-            return {"step": None, "slowest": None}
+            return None
         seconds = self._history.seconds
         usual_s = statistics.median(seconds) if seconds else None
         step = steps[-1] if is_running else typical_step(self._events, steps, usual_s)
-        several = len(self._events.of("worker")) > 1 and not is_running
-        slowest = lanes_of_step(self._events, step, slowest=True).document() if several else None
-        return {"step": lanes_of_step(self._events, step).document(), "slowest": slowest}
+        return lanes_of_step(self._events, step).document()
 
     def _waits_for(self, connection: Connection | None) -> str | None:
         """Which processes are late, if a step takes much longer than those before it, or that the

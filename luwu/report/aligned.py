@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import CLOCK, NODE_ABOUT
@@ -24,36 +24,22 @@ RESTARTED: Final = "started again"
 """Name of the instant at which a process was started again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """A range of steps: `first` to `end`, without `end`; None is open."""
-
-    first: int | None = None
-    end: int | None = None
-
-    @property
-    def is_all(self) -> bool:
-        """True if nothing is left out."""
-        return self.first is None and self.end is None
-
-    def has(self, step: object) -> bool:
-        """True if a record with this step belongs to it."""
-        if self.is_all:
-            return True
-        if not isinstance(step, int):
-            return False
-        return (self.first or 0) <= step and (self.end is None or step < self.end)
-
-    def __str__(self) -> str:
-        if self.is_all:
-            return "all steps"
-        if self.end is None:
-            return f"steps from {self.first} on"
-        first, last = self.first or 0, self.end - 1
-        return f"step {first}" if first == last else f"steps {first} to {last}"
+Steps: TypeAlias = range | None
+"""A range of steps; None is all of them."""
 
 
-ALL_STEPS: Final = Steps()
+def has_step(steps: Steps, step: object) -> bool:
+    """True if a record with this step is one of them."""
+    return steps is None or (isinstance(step, int) and step in steps)
+
+
+def steps_text(steps: Steps) -> str:
+    """The steps for people."""
+    if steps is None:
+        return "all steps"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+
+
 STEADY_COUNT: Final = 5
 _STEP: Final = "node.step"
 """Name of the node's record of each step."""
@@ -75,26 +61,23 @@ def steady_steps(folder: Path) -> Steps:
         every = (record.get("step") for file in files for record in records(file.path))
         found = [step for step in every if type(step) is int and step >= 0]
     if not found:
-        return ALL_STEPS
+        return None
     first, end = min(found), max(found) + 1
     middle = first + (end - first - STEADY_COUNT) // 2
     begin = min(max(middle, first + 1), end - 1)
-    return Steps(begin, min(begin + STEADY_COUNT, end))
+    return range(begin, min(begin + STEADY_COUNT, end))
 
 
-def parse_steps(text: str, name: str) -> Steps:
-    """`A:B` is A up to and without B, `A:` and `:B` are open, `A` is one. Raises ConfigError."""
-    found = re.fullmatch(r"(\d*)(:?)(\d*)", text, flags=re.ASCII)
-    if found is None or not (found[1] or found[3]):
+def parse_steps(text: str, name: str) -> range:
+    """`A:B` is A up to and without B, `A` is one. Raises ConfigError."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text, flags=re.ASCII)
+    if found is None:
         raise ConfigError(f"{name}: {text!r} are not steps; write A:B, from A up to and without B")
-    first = int(found[1]) if found[1] else None
-    end = int(found[3]) if found[3] else None
-    if not found[2]:
-        assert first is not None
-        return Steps(first, first + 1)
-    if end is not None and end <= (first or 0):
-        raise ConfigError(f"{name}: no step is from {first or 0} up to and without {end}")
-    return Steps(first, end)
+    first = int(found[1])
+    steps = range(first, first + 1 if found[2] is None else int(found[2]))
+    if not steps:
+        raise ConfigError(f"{name}: no step is from {first} up to and without {steps.stop}")
+    return steps
 
 
 # ---------------------------------------------------------------------- one clock for all files
@@ -138,7 +121,7 @@ class Survey:
         return self.offsets[boot] - self.origin_ns
 
 
-def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
+def survey(folder: Path, steps: Steps = None) -> Survey:
     """Read all files of a run once. Raises ConfigError."""
     found = Survey(event_files(folder), steps)
     offsets: dict[str, list[int]] = {}
@@ -161,7 +144,7 @@ def survey(folder: Path, steps: Steps = ALL_STEPS) -> Survey:
                 continue
             elif "end_ns" in record:
                 start_ns, end_ns = record["start_ns"], record["end_ns"]
-                if steps.has(record.get("step")):
+                if has_step(steps, record.get("step")):
                     found.span_count += 1
                     low, high = chosen.get(boot, (start_ns, end_ns))
                     chosen[boot] = min(low, start_ns), max(high, end_ns)
@@ -207,10 +190,10 @@ def timed(file: EventFile, found: Survey) -> Iterator[Timed]:
         assert shift_ns is not None  # `survey` has seen that a clock is first
         if "end_ns" in record:
             start_ns, end_ns = record.pop("start_ns"), record.pop("end_ns")
-            if steps.has(record.get("step")):
+            if has_step(steps, record.get("step")):
                 yield Timed(name, start_ns + shift_ns, end_ns + shift_ns, record)
             continue
         at_ns += shift_ns
         is_near = found.first_ns <= at_ns <= found.last_ns
-        if steps.has(record["step"]) if "step" in record else steps.is_all or is_near:
+        if has_step(steps, record["step"]) if "step" in record else steps is None or is_near:
             yield Timed(name, at_ns, None, record)

@@ -1,9 +1,8 @@
 """Charts as SVG: curves over steps, bars beside a limit, and times of all steps with flags. No
 script, no outside file.
 
-They are parts of a page, which defines their colours (`luwu.report.palette`). Each is drawn for a
-width in pixels: a page has a wide and a narrow one, as text that is scaled down with its chart
-cannot be read.
+They are parts of a page, which defines their colours (`luwu.report.palette`), and are never scaled
+down, as their text cannot be read then: a narrow window moves them sideways.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from typing import Final
 
 from luwu.report.palette import dash, system_colour
 
-WIDE: Final = 860
-NARROW: Final = 360
+WIDTH: Final = 860
 HEIGHT: Final = 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 16, 42
+ACROSS: Final = WIDTH - LEFT - RIGHT
+TICKS: Final = 8
+"""Numbers along an axis, about."""
 LETTER: Final = 7
 """Width of a letter in pixels, about."""
 DIGIT: Final = 8
@@ -70,22 +71,19 @@ def together(curves: Mapping[str, Sequence[float]]) -> list[Together]:
     return found
 
 
-def line_chart(
-    curves: Mapping[str, Sequence[float]], *, y_name: str, first: int = 0,
-    width: int = WIDE,
-) -> str:  # fmt: skip
+def line_chart(curves: Mapping[str, Sequence[float]], *, y_name: str, first: int = 0) -> str:
     """Curves over steps, counted from `first`; values that are not finite leave a gap."""
     finite = _finite(curves)
     if not finite:
-        return _nothing(y_name, width)
-    low, high, parts = _grid(min(finite), max(finite), width)
+        return _nothing(y_name)
+    low, high, parts = _grid(min(finite), max(finite))
     last = max(1, max(len(curve) for curve in curves.values()) - 1)
 
     def at(index: int, value: float) -> tuple[float, float]:
-        x = LEFT + (width - LEFT - RIGHT) * index / last
+        x = LEFT + ACROSS * index / last
         return x, _y(value, low, high)
 
-    parts += _step_ticks(first, last, lambda step: at(step - first, low)[0], width)
+    parts += _step_ticks(first, last, lambda step: at(step - first, low)[0])
     groups = together(curves)
     for number, group in enumerate(groups):
         colour = system_colour(group.names[0], group.index)
@@ -95,10 +93,10 @@ def line_chart(
             f"{_dashes(number)}><title>{escape(group.text)}</title></path>"
         )
         y = TOP + 14 + 20 * number
-        x = width - RIGHT - LETTER * max(len(each.text) for each in groups) - 34
+        x = WIDTH - RIGHT - LETTER * max(len(each.text) for each in groups) - 34
         parts.append(_key(max(x, LEFT + 8), y, group.text, colour, number))
-    parts.append(text((LEFT + width) / 2, HEIGHT - 6, "step", anchor="middle"))
-    return _svg(parts, y_name, width)
+    parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 6, "step", anchor="middle"))
+    return _svg(parts, y_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +115,14 @@ class Bar:
     """Position of a line across the bar."""
 
 
-def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
+def bar_chart(bars: Sequence[Bar], *, name: str) -> str:
     """Horizontal bars from zero, each with its value beside it."""
     ends = [end for bar in bars for end in (bar.value, bar.high, bar.limit) if end is not None]
     longest = max([*ends, 1e-12])
     left = 12 + DIGIT * max((len(bar.name) for bar in bars), default=0)
-    left = min(left, int(width * 0.45))
+    left = min(left, int(WIDTH * 0.45))
     right = 12 + DIGIT * max((len(bar.text) for bar in bars), default=0)
-    per_unit = max(20, width - left - right) / longest
+    per_unit = (WIDTH - left - right) / longest
     parts = []
     for number, bar in enumerate(bars):
         top, end = 4 + ROW * number, left + per_unit * bar.value
@@ -144,7 +142,7 @@ def bar_chart(bars: Sequence[Bar], *, name: str, width: int = WIDE) -> str:
             parts.append(_line(f"M{x:.1f} {top + 2}v{ROW - 4}", "var(--ink)", 2))
             end = max(end, x)
         parts.append(text(end + 6, middle + 4, bar.text))
-    return whole(parts, name, width, 8 + ROW * len(bars))
+    return whole(parts, name, 8 + ROW * len(bars))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +153,19 @@ class StepFlag:
     text: str
 
 
-def strip_chart(
-    seconds: Sequence[float], flags: Sequence[StepFlag] = (), *, first: int = 0, width: int = WIDE
-) -> str:
+def strip_chart(seconds: Sequence[float], flags: Sequence[StepFlag] = (), *, first: int = 0) -> str:
     """Times of all steps: a column each, or one for some that are together, as high as their
     median with a line up to their longest. Flags are numbered triangles above their step."""
     if not seconds:
-        return _nothing("seconds per step", width)
-    each = math.ceil(len(seconds) / min(COLUMNS_MAX, width - LEFT - RIGHT))
+        return _nothing("seconds per step")
+    each = math.ceil(len(seconds) / COLUMNS_MAX)
     groups = [seconds[start : start + each] for start in range(0, len(seconds), each)]
     medians = [statistics.median(group) for group in groups]
-    low, high, parts = _grid(0.0, _most(seconds), width)
-    column = (width - LEFT - RIGHT) * each / len(seconds)
+    low, high, parts = _grid(0.0, _most(seconds))
+    column = ACROSS * each / len(seconds)
 
     def x_of(step: float) -> float:
-        return LEFT + (width - LEFT - RIGHT) * (step - first) / len(seconds)
+        return LEFT + ACROSS * (step - first) / len(seconds)
 
     for number, (group, median) in enumerate(zip(groups, medians, strict=True)):
         x, start = LEFT + column * number, first + number * each
@@ -185,23 +181,23 @@ def strip_chart(
         if median > high:  # cut off, so that the others can be told apart
             parts.append(text(x + column + 3, TOP + 12, f"{median:.2g} s"))
     for number, flag in enumerate(flags, start=1):
-        x = min(max(x_of(flag.step + 0.5), LEFT), width - RIGHT)
+        x = min(max(x_of(flag.step + 0.5), LEFT), WIDTH - RIGHT)
         parts.append(_line(f"M{x:.1f} {TOP}V{HEIGHT - BOTTOM}", "var(--vermilion)", 1, "3 3"))
         parts.append(
             f'<path d="M{x - 5:.1f} {TOP - 8}h10l-5 8z" fill="var(--vermilion)" '
             f'stroke="var(--ink)" stroke-width="0.6"><title>{escape(flag.text)}</title></path>'
         )
         parts.append(text(x + 7, TOP, str(number)))
-    parts += _step_ticks(first, len(seconds) - 1, x_of, width)
-    parts.append(text((LEFT + width) / 2, HEIGHT - 6, "step", anchor="middle"))
-    return _svg(parts, "seconds per step", width)
+    parts += _step_ticks(first, len(seconds) - 1, x_of)
+    parts.append(text((LEFT + WIDTH) / 2, HEIGHT - 6, "step", anchor="middle"))
+    return _svg(parts, "seconds per step")
 
 
-def whole(parts: Sequence[str], name: str, width: float, height: float) -> str:
+def whole(parts: Sequence[str], name: str, height: float) -> str:
     """A drawing of these parts; its name is read out to those who do not see it."""
     label = escape(name, quote=True)
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img" '
+        f'<svg viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
 
@@ -250,13 +246,13 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float | None:
     return found
 
 
-def _grid(low: float, high: float, width: int) -> tuple[float, float, list[str]]:
+def _grid(low: float, high: float) -> tuple[float, float, list[str]]:
     """The ends of the vertical axis, and lines at round numbers between them."""
     ticks = nice_ticks(low, high)
     parts = []
     for tick in ticks:
         y = _y(tick, ticks[0], ticks[-1])
-        parts.append(_line(f"M{LEFT} {y:.1f}H{width - RIGHT}", "var(--line)", 1))
+        parts.append(_line(f"M{LEFT} {y:.1f}H{WIDTH - RIGHT}", "var(--line)", 1))
         parts.append(text(LEFT - 6, y + 4, f"{tick:g}", anchor="end"))
     return ticks[0], ticks[-1], parts
 
@@ -265,9 +261,9 @@ def _y(value: float, low: float, high: float) -> float:
     return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (value - low) / (high - low))
 
 
-def _step_ticks(first: int, count: int, x_of: Callable[[int], float], width: int) -> list[str]:
+def _step_ticks(first: int, count: int, x_of: Callable[[int], float]) -> list[str]:
     """Numbers of steps under a chart."""
-    ticks = nice_ticks(first, first + count, count=3 + width // 150)
+    ticks = nice_ticks(first, first + count, count=TICKS)
     steps = [int(tick) for tick in ticks if tick == int(tick) and first <= tick <= first + count]
     return [text(x_of(step), HEIGHT - BOTTOM + 18, f"{step}", anchor="middle") for step in steps]
 
@@ -297,16 +293,15 @@ def _dashes(index: int) -> str:
     return f' stroke-dasharray="{dash(index)}"' if dash(index) else ""
 
 
-def _nothing(name: str, width: int) -> str:
-    said = text(width / 2, HEIGHT / 2, "nothing was measured", anchor="middle")
-    return _svg([said], name, width)
+def _nothing(name: str) -> str:
+    return _svg([text(WIDTH / 2, HEIGHT / 2, "nothing was measured", anchor="middle")], name)
 
 
-def _svg(parts: Sequence[str], name: str, width: int) -> str:
+def _svg(parts: Sequence[str], name: str) -> str:
     """With the name of its vertical axis."""
     middle = (TOP + HEIGHT - BOTTOM) / 2
     axis = (
         f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle" '
         f'fill="var(--ink)">{escape(name)}</text>'
     )
-    return whole([axis, *parts], name, width, HEIGHT)
+    return whole([axis, *parts], name, HEIGHT)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
 
-from luwu.report.chart import LETTER, WIDE, nice_ticks, text, whole
+from luwu.report.chart import LETTER, TICKS, WIDTH, nice_ticks, text, whole
 from luwu.report.lanes import COMPUTE, TITLES, WAIT, Piece
 from luwu.report.palette import engine_colour
 
@@ -21,7 +21,7 @@ OUTLINED: Final = 4
 """Pixels from which a pale piece has an outline."""
 
 
-def lanes_chart(step: Mapping[str, Any], *, width: int = WIDE) -> str:
+def lanes_chart(step: Mapping[str, Any]) -> str:
     """A step as `Lanes.document` has it; a lane without a piece is left out, except those of
     workers."""
     lanes = [lane for lane in step["lanes"] if lane["engine"] in (COMPUTE, WAIT) or lane["pieces"]]
@@ -29,44 +29,41 @@ def lanes_chart(step: Mapping[str, Any], *, width: int = WIDE) -> str:
     has_pale = any(is_pale for lane in lanes for _, _, is_pale in lane["pieces"])
     titles = [*(TITLES[lane["engine"]] for lane in lanes), *([f"{PALE}  "] if has_pale else [])]
     left = 12 + LETTER * max(map(len, titles))
-    right = 12 + LETTER * (len("100 %") if width < WIDE else len("100 % busy"))
-    per_s = (width - left - right) / length_s
+    right = 12 + LETTER * len("100 % busy")
+    per_s = (WIDTH - left - right) / length_s
     parts, top = [], 0.0
     title = f"Step {step['step']}: {step['verdict']}"
-    for line in textwrap.wrap(title, int(width / (1.15 * LETTER))):  # bold is wider
+    for line in textwrap.wrap(title, int(WIDTH / (1.15 * LETTER))):  # bold is wider
         top += TITLE_LINE
         parts.append(text(0, top - 5, line, is_bold=True))
     bottom = top + 6 + ROW * len(lanes)
     scale, unit = (1e3, "ms") if length_s < 1 else (1.0, "s")
-    for tick in nice_ticks(0.0, length_s * scale, count=3 + width // 150):
+    for tick in nice_ticks(0.0, length_s * scale, count=TICKS):
         x = left + per_s * tick / scale
-        if x <= width - right + 1:
+        if x <= WIDTH - right + 1:
             line = f"M{x:.1f} {top + 2:.1f}V{bottom + 4:.1f}"
             parts.append(f'<path d="{line}" stroke="var(--line)"/>')
             parts.append(text(x, bottom + 18, f"{tick:g}", anchor="middle"))
-    parts.append(text(width, bottom + 18, unit, anchor="end"))
+    parts.append(text(WIDTH, bottom + 18, unit, anchor="end"))
     if has_pale:
         parts.append(text(left - 20, bottom + 18, PALE, anchor="end"))
     for number, lane in enumerate(lanes):
-        parts += _row(lane, top + 6 + ROW * number, left, per_s, width)
-    return whole(parts, step["verdict"], width, bottom + AXIS)
+        parts += _row(lane, top + 6 + ROW * number, left, per_s)
+    return whole(parts, step["verdict"], bottom + AXIS)
 
 
-def _row(
-    lane: Mapping[str, Any], top: float, left: float, per_s: float, width: int
-) -> list[str]:  # fmt: skip
+def _row(lane: Mapping[str, Any], top: float, left: float, per_s: float) -> list[str]:
     parts, title, is_limit = [], TITLES[lane["engine"]], lane["is_limit"]
     if is_limit:
         parts.append(
-            f'<rect x="0" y="{top:.1f}" width="{width}" height="{ROW - 2}" rx="3" '
+            f'<rect x="0" y="{top:.1f}" width="{WIDTH}" height="{ROW - 2}" rx="3" '
             'fill="var(--tint)"><title>limits the step</title></rect>'
         )
     parts.append(text(left - 8, top + ROW / 2 + 3, title, anchor="end", is_bold=is_limit))
     colour = engine_colour(lane["engine"])
     parts += [_piece(each, title, colour, top + 3, left, per_s) for each in lane["pieces"]]
     busy = f"{lane['busy_ratio']:.0%}".replace("%", " %")
-    shown = f"{busy} busy" if width >= WIDE else busy
-    parts.append(text(width, top + ROW / 2 + 3, shown, anchor="end", is_bold=is_limit))
+    parts.append(text(WIDTH, top + ROW / 2 + 3, f"{busy} busy", anchor="end", is_bold=is_limit))
     return parts
 
 

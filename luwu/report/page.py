@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -17,35 +17,30 @@ import jinja2
 from markupsafe import Markup
 
 from luwu.base.quantities import format_bytes, format_seconds
-from luwu.report.chart import NARROW, WIDE, Bar, StepFlag, bar_chart, line_chart, strip_chart
+from luwu.report.chart import Bar, StepFlag, bar_chart, line_chart, strip_chart
 from luwu.report.lanes_chart import lanes_chart
 from luwu.report.palette import STYLE, system_colour
 from luwu.report.table import grouped_rows, job_text, notes, spread
 from luwu.report.verdict import verdict
 
-PAGE: Final = "report.html.j2"
-SECTIONS: Final = "sections.html.j2"
 _OWNERS: Final = {"worker": "blue", "switch": "orange", "node": "green"}
 
 
 def report_html(document: Mapping[str, Any]) -> str:
     """The page of a run."""
-    return environment().get_template(PAGE).render(
-        title=_title(document), style=style_sheet(), sections=Markup(sections_html(document)),
-        source=json.dumps(document, indent=1),
+    templates = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_load),
+        trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-
-
-def sections_html(document: Mapping[str, Any]) -> str:
-    """All of the page but its head, its title and the JSON."""
     comparison, steps = document["comparison"], document["steps"]
     arms = comparison["arms"] if comparison else []
-    return environment().get_template(SECTIONS).render(
+    return templates.get_template("report.html.j2").render(
+        title=_title(document),
+        style=STYLE + _load("style.css"),
         document=document,
         verdict=verdict(document),
         job_lines=job_text(comparison).splitlines() if comparison else [],
-        lanes=_lanes(document["step"]),
-        lanes_slowest=_lanes(document["slowest"]),
+        lanes=None if document["step"] is None else framed(lanes_chart(document["step"])),
         strip=_strip(steps),
         flags=steps["flags"],
         times=times_chart({arm["name"]: arm["step_seconds"] for arm in arms}),
@@ -57,7 +52,8 @@ def sections_html(document: Mapping[str, Any]) -> str:
         colours={arm["name"]: system_colour(arm["name"], index) for index, arm in enumerate(arms)},
         notes=notes(comparison) if comparison else [],
         facts=_facts(document),
-    )  # fmt: skip
+        source=json.dumps(document, indent=1),
+    )
 
 
 def write_report(path: Path, document: Mapping[str, Any]) -> Path:
@@ -80,19 +76,6 @@ def fact_text(name: str, value: object) -> str:
     return str(value)
 
 
-def style_sheet() -> str:
-    """Colours and layout of a page."""
-    return STYLE + _load("style.css")
-
-
-def environment() -> jinja2.Environment:
-    """The templates of pages."""
-    return jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(_load),
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-
-
 def _load(name: str) -> str:
     return resources.files("luwu.report").joinpath(name).read_text(encoding="utf-8")
 
@@ -102,23 +85,16 @@ def _title(document: Mapping[str, Any]) -> str:
     return f"LuWu {what} {Path(document['run']).name}: {document['state']}"
 
 
-def both(draw: Callable[[int], str]) -> Markup:
-    """A chart for wide windows and paper, and one for narrow windows."""
-    return Markup(f'<div class="wide">{draw(WIDE)}</div><div class="narrow">{draw(NARROW)}</div>')
-
-
-def _lanes(step: Mapping[str, Any] | None) -> Markup | None:
-    """A step that was measured."""
-    return None if step is None else both(lambda width: lanes_chart(step, width=width))
+def framed(chart: str) -> Markup:
+    """A chart, which a narrow window moves sideways."""
+    return Markup(f'<div class="scroll">{chart}</div>')
 
 
 def _strip(steps: Mapping[str, Any]) -> Markup | None:
     if not steps["seconds"]:
         return None
     flags = [StepFlag(**flag) for flag in steps["flags"]]
-    return both(
-        lambda width: strip_chart(steps["seconds"], flags, first=steps["first"], width=width)
-    )
+    return framed(strip_chart(steps["seconds"], flags, first=steps["first"]))
 
 
 def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
@@ -128,25 +104,21 @@ def times_chart(seconds: Mapping[str, Sequence[float]]) -> Markup | None:
         if steps_s:
             median, colour = statistics.median(steps_s), system_colour(name, index)
             bars.append(Bar(name, median, format_seconds(median), colour, *spread(steps_s)))
-    return both(lambda width: bar_chart(bars, name="time per step", width=width)) if bars else None
+    return framed(bar_chart(bars, name="time per step")) if bars else None
 
 
 def _losses(document: Mapping[str, Any]) -> list[tuple[str, Markup]]:
     """A chart for the loss, and one for each other number of the script."""
     if document["comparison"]:
         curves = {arm["name"]: arm["loss"] for arm in document["comparison"]["arms"]}
-        draw = _curve_drawer(curves, "loss", 0)
-        return [("Loss before each update, mean over workers", both(draw))]
+        title = "Loss before each update, mean over workers"
+        return [(title, framed(line_chart(curves, y_name="loss")))]
     charts = []
     for name, found in sorted(document["scalars"].items(), key=lambda each: each[0] != "loss"):
         if found["values"]:
-            draw = _curve_drawer({name: found["values"]}, name, found["steps"][0])
-            charts.append((f"{name}, as rank 0 recorded it", both(draw)))
+            chart = line_chart({name: found["values"]}, y_name=name, first=found["steps"][0])
+            charts.append((f"{name}, as rank 0 recorded it", framed(chart)))
     return charts
-
-
-def _curve_drawer(curves: Mapping[str, list[float]], name: str, first: int) -> Callable[[int], str]:
-    return lambda width: line_chart(curves, y_name=name, first=first, width=width)
 
 
 def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:
@@ -164,7 +136,7 @@ def _memory(rows: list[Mapping[str, Any]]) -> Markup | None:
         bars.append(
             Bar(row["name"], row["peak_bytes"], text, f"var(--{_OWNERS[kind]})", limit=limit)
         )
-    return both(lambda width: bar_chart(bars, name="memory, peak", width=width))
+    return framed(bar_chart(bars, name="memory, peak"))
 
 
 def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None:
@@ -179,7 +151,7 @@ def _links(rows: list[Mapping[str, Any]], step_s: float | None) -> Markup | None
             text += f" ({row['bytes_per_step'] / most:.0%} of its rate)"
         name = f"{row['process']}: {row['link']}"
         bars.append(Bar(name, row["bytes_per_step"], text, "var(--sky)", limit=most))
-    return both(lambda width: bar_chart(bars, name="bytes per step and link", width=width))
+    return framed(bar_chart(bars, name="bytes per step and link"))
 
 
 def _facts(document: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -34,7 +34,7 @@ _SYSTEMS: Final = {
 """Arms of `luwu compare`."""
 _ENGINES: Final = {
     "compute": "blue", "wait": "vermilion", "pull": "sky", "push": "orange", "sum": "purple",
-    "update": "green", "read": "grey", "write": "black", "other": "grey",
+    "update": "green", "read": "grey", "write": "black",
 }  # fmt: skip
 """Rows of a picture of a step."""
 

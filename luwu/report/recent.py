@@ -142,13 +142,13 @@ def ended_steps(events: RecentEvents) -> list[int]:
     return sorted(set.intersection(*each))[-STEPS_MAX:] if each else []
 
 
-def lanes_of_step(events: RecentEvents, step: int, *, slowest: bool = False) -> Lanes:
-    """A step as that worker saw it whose compute took the median time of all, or the longest."""
+def lanes_of_step(events: RecentEvents, step: int) -> Lanes:
+    """A step as that worker saw it whose compute took the median time of all."""
     found = sorted(
         (_lanes_of(events, worker, step) for worker in events.of("worker") if worker.spans),
         key=lambda lanes: lanes.busy[COMPUTE] * lanes.length_s,
     )
-    return found[-1] if slowest else found[(len(found) - 1) // 2]
+    return found[(len(found) - 1) // 2]
 
 
 def step_starts_ns(worker: ProcessEvents) -> dict[int, int]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from luwu.base.errors import ConfigError
-from luwu.report.aligned import ALL_STEPS, Steps, Survey, Timed, survey, timed
+from luwu.report.aligned import Steps, Survey, Timed, survey, timed
 from luwu.report.event_files import EventFile
 
 HELD_MAX: Final = 65_536
@@ -63,13 +63,13 @@ _OF_STEPS: Final = {**dict.fromkeys(_DECIDED, "decided"), "node.verdict": "verdi
 _LANES_MAX: Final = 100_000
 
 
-def write_timeline(events: Path, path: Path, steps: Steps = ALL_STEPS) -> Survey:
+def write_timeline(events: Path, path: Path, steps: Steps = None) -> Survey:
     """Write the timeline of a run's events, whole or not at all. Raises ConfigError."""
     found = survey(events, steps)
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("w", encoding="ascii") as file:
-            writer = _Writer(file, 0 if steps.is_all else found.first_ns)
+            writer = _Writer(file, 0 if steps is None else found.first_ns)
             for pid, each in enumerate(found.files, start=1):
                 _Process(writer, pid, each, found).write()
             writer.close()

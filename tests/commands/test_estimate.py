@@ -235,10 +235,15 @@ def test_the_budget_of_the_switch_is_planned(transport: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
-        ("--memory-budget 1KiB", "give at least"),
-        ("--durability none --layers 2 --memory-budget 2MiB", "two sides of the state"),
+        ("--memory-budget 1KiB -m workers.train", "give at least"),
+        (
+            "--durability none --memory-budget 2MiB -m workers.train --arm luwu --layers 2",
+            "two sides of the state",
+        ),
+        ("--optimizer-nodes 2 -m workers.train", "only one node is planned, not 2"),
         ("--nonsense", "no flag --nonsense"),
-        ("--json /no/such/directory/x", "no directory"),
+        ("--layers 2 train.py", "no flag --layers; it belongs to luwu compare"),
+        ("--workers 2", "missing argument"),
     ],
 )
 def test_the_command_refuses_what_cannot_work(

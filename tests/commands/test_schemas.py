@@ -121,8 +121,9 @@ def test_estimate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    small = ("--layers", "1", "--width", "32", "--memory-budget", "1MiB", "--no-switch")
-    assert main(["estimate", *small, "--json", "-"]) == 0
+    script = ("-m", "workers.train", "--arm", "luwu", "--layers", "1", "--width", "32")
+    flags = ("--memory-budget", "1MiB", "--no-switch", "--json")
+    assert main(["estimate", *flags, *script]) == 0
     found = json.loads(capsys.readouterr().out)
     check("estimate", found)
     assert list(tmp_path.iterdir()) == []  # it plans, and leaves nothing

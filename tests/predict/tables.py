@@ -26,15 +26,16 @@ ZERO3: dict[str, Any] = {key: value for key, value in LUWU.items() if key != "no
 }
 DEVICES: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
-    "tensor": 8, "pipeline": 2, "replicas": 2, "precision": "fp8", "batch": 16,
+    "tensor": 8, "pipeline": 2, "precision": "fp8", "batch": 16,
     "input_tokens": 1024, "output_tokens": 512,
 }  # fmt: skip
 SOCKETS: dict[str, Any] = {
     "system": "inference-sockets", "model": "Qwen-72B", "processor": "Xeon-8575C",
     "network": "roce-100g", "sockets": 4, "input_tokens": 128, "output_tokens": 64,
 }  # fmt: skip
+RENTED = {"device_rental": "2.06 USD/h"}
 TREE = {"kind": "aggregation-tree", "fan_in": 4}
-RAIL_ONLY = {"kind": "rail-only", "radix": 64}
+RAILS = {"kind": "rail-optimised", "radix": 64}
 
 
 def asked(table: dict[str, Any], catalogue: Catalogue, **more: Any) -> Question:

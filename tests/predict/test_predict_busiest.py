@@ -14,14 +14,14 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.ask.answer import answer
 from luwu.predict.ask.keys import SYSTEMS
-from luwu.predict.ask.question import AnyQuestion, Question, make_question
+from luwu.predict.ask.question import AnyQuestion, make_question
 from luwu.predict.driven.driven import play_driven_steps
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.hardware import Curve
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model.job import StepTime
 from luwu.predict.systems.in_network import OptimizerNodes
-from tests.predict.tables import LUWU, NODE, ZERO3, asked
+from tests.predict.tables import LUWU, NODE, asked
 from tests.predictions import Trial, main, quick_playing, random_table, trials
 
 RATES = (
@@ -79,8 +79,8 @@ def faster(question: Any) -> Iterator[tuple[str, Any]]:
 
 def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
     """Goal: of random questions of all systems none takes longer, for a step or for a token, with
-    twice the rate of a port, a device, a memory or a drive, or with more nodes; none is longer by
-    more than one device is slower; and no part of a step is below zero."""
+    twice the rate of a port, a device, a memory or a drive, or with more nodes; and no part of a
+    step is below zero."""
     random, seen = Random(0), Counter[str]()
     for number in range(1000):
         with suppress(ConfigError):
@@ -91,10 +91,6 @@ def test_predict_laws_more_is_never_slower(catalogue: Catalogue) -> None:
             for name, more in faster(question):
                 assert sum(parts_of(more).values()) <= sum(before.values()) * (1 + 1e-9), name
                 seen[name] += 1
-            if isinstance(question, Question):
-                slow = replace(question, job=replace(question.job, slowdown=1.5))
-                longer = slow.answer().seconds / sum(before.values())
-                assert 1 - 1e-9 <= longer <= 1.5 * (1 + 1e-9)
     assert len(seen) == 9
     assert min(seen.values()) > 50
 
@@ -103,14 +99,6 @@ def parts_of(question: AnyQuestion) -> dict[str, float]:
     """Of a step, or between two tokens."""
     found = question.answer()
     return found.parts if isinstance(found, StepTime) else found.decode.parts
-
-
-def test_predict_laws_a_device_alone_is_as_much_slower(catalogue: Catalogue) -> None:
-    """O4. Goal: where nothing is exchanged, all of a step is compute."""
-    for system in ("ddp", "atp"):
-        alone = {**ZERO3, "system": system, "model": "GPT-1.3B", "devices": 1, "batch": 8}
-        even, slow = (asked(alone, catalogue, slowdown=each).answer().seconds for each in (1, 1.25))
-        assert slow == pytest.approx(1.25 * even)
 
 
 def test_bad_prediction_is_found() -> None:

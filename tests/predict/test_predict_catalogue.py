@@ -13,7 +13,6 @@ from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import TAGS, load
 from luwu.predict.hardware.hardware import Curve, Notes
 from luwu.predict.hardware.values import Dimension, quantity_of
-from tests.predict.tables import ZERO3, asked
 
 MINE = """
 [device.mine]
@@ -77,7 +76,7 @@ def test_a_user_adds_to_the_catalogue(tmp_path: Path) -> None:
     assert mine.bf16 == 100e12
     assert mine.memory_rate == theirs.memory_rate
     assert mine.matmul_bf16 is not None
-    assert catalogue.sources["device.mine.bf16"] == "given by the user (stated)"
+    assert catalogue.sources["device", "mine"]["bf16"] == "given by the user (stated)"
 
 
 @pytest.mark.parametrize(
@@ -126,17 +125,3 @@ def test_curves_are_exact_at_their_points_and_note_what_is_beyond() -> None:
     assert 0.5 / curve.rate(0.5, notes) == 1.0 / curve.rate(1.0)  # latency binds
     assert curve.rate(1e6) == 9.0
     assert list(notes) == ["c"]
-
-
-# ---------------------------------------------------------------------- streams
-
-
-@pytest.mark.parametrize(
-    ("streams", "gbit"), [(1, 37.1), (2, 74.2), (9, 333.9), (10, 349), (24, 349), (None, 349)]
-)
-def test_predict_laws_streams_fill_a_port(streams: int | None, gbit: float) -> None:
-    """N14. Goal: what a question says of streams is heard: a single one has its own rate, several
-    their sum, and never more than the port; the rates are those of the article on networks of
-    virtual machines."""
-    network = asked(ZERO3, load(), network="sriov", streams=streams).job.network
-    assert network.port_rate == pytest.approx(gbit * 1e9 / 8)

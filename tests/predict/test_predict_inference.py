@@ -8,13 +8,13 @@ import pytest
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.inference.inference import (
+from luwu.predict.inference.inference import predict_decode
+from luwu.predict.inference.inference_job import (
     RUNTIME_BYTES,
     InferenceJob,
     cache_bytes,
     cache_memory_bytes,
     maximum_batch,
-    predict_decode,
     sequence_bytes,
     with_largest_batch,
 )

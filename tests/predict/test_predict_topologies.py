@@ -10,37 +10,15 @@ import pytest
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.hardware import Network
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.topologies import (
-    IN_NETWORK,
-    NEIGHBOUR,
-    AggregationTree,
-    Clos,
-    Dragonfly,
-    Inventory,
-    RailOnly,
-    RankGroup,
-)
+from luwu.predict.networks.topologies import IN_NETWORK, AggregationTree, Clos, RankGroup
 
 NET = Network(name="net", rate=50e9, efficiency=0.9, latency_s=4e-6, hop_s=200e-9)
 RATE = 45e9
+COLLECTIVES = ("all_gather", "all_reduce", "send", "all_to_all")
 
 
 def clos(endpoints: int, radix: int, **more: Any) -> Clos:
     return Clos(endpoints=endpoints, radix=radix, network=NET, **more)
-
-
-def rail_only(endpoints: int, radix: int, domain: int, **more: Any) -> RailOnly:
-    return RailOnly(
-        endpoints=endpoints, radix=radix, network=NET, domain=domain, domain_rate=450e9,
-        domain_latency_s=3.4e-6, **more,
-    )  # fmt: skip
-
-
-def dragonfly(groups: int, routers: int, endpoints: int, **more: Any) -> Dragonfly:
-    return Dragonfly(
-        groups=groups, routers_per_group=routers, endpoints_per_router=endpoints, network=NET,
-        **more,
-    )  # fmt: skip
 
 
 def tree(endpoints: int, fan_in: int, nodes: int = 0) -> AggregationTree:
@@ -68,16 +46,6 @@ def test_predict_laws_clos_sizes(hosts: int, radix: int, switches: int, tiers: i
     if hosts % radix == 0:
         assert switches == (2 * tiers - 1) * hosts // radix
         assert network.inventory.links == tiers * hosts
-        assert network.inventory.transceivers == 2 * tiers * hosts
-
-
-def test_predict_laws_dragonfly_counts() -> None:
-    """D3. Goal: counts of small ones, by hand; degenerate groups work."""
-    balanced = dragonfly(9, 4, 2)  # 4 routers with 2 global links each: 8 others
-    assert balanced.inventory == Inventory(36, 72 + 9 * 6 + 36)
-    assert balanced.radix == 2 + 3 + 2
-    one = dragonfly(1, 1, 1)
-    assert one.inventory == Inventory(0, 0)
 
 
 # ---------------------------------------------------------------------- what a rank has of them
@@ -109,21 +77,19 @@ def test_predict_laws_taper_of_one_is_full_bisection(network: Clos) -> None:
     """S6. Goal: without tapers no group nor exchange is slower than its ports."""
     n = network.endpoints
     for size, stride in ((n, 1), (2, n // 2), (n // 2, 2), (3, 2), (5, 1)):
-        for collective in (*NEIGHBOUR, "all_to_all"):
+        for collective in COLLECTIVES:
             assert network.connection(of(size, stride), collective).rate == pytest.approx(RATE)
 
 
 ANY: list[Built] = [
     clos(96, 8, tapers=(3.0, 1.0), aggregates=True),
     clos(96, 8, rails=4),
-    rail_only(96, 8, 4),
     tree(96, 4),
-    dragonfly(6, 4, 4),
 ]
 
 
 @pytest.mark.parametrize("topology", ANY, ids=lambda each: type(each).__name__)
-@pytest.mark.parametrize("collective", [*NEIGHBOUR, "all_to_all", *IN_NETWORK])
+@pytest.mark.parametrize("collective", [*COLLECTIVES, *IN_NETWORK])
 def test_predict_laws_more_bandwidth_is_never_slower(topology: Any, collective: str) -> None:
     """Goal: twice the port rate, no exchange is slower, and no rank has more than it asks for;
     one rank exchanges nothing; what a network cannot do is refused, never guessed."""
@@ -131,7 +97,7 @@ def test_predict_laws_more_bandwidth_is_never_slower(topology: Any, collective: 
     ranks = of(96)
     sums = isinstance(topology, AggregationTree) or getattr(topology, "aggregates", False)
     if collective in IN_NETWORK and not sums:
-        with pytest.raises(ConfigError, match="needs switches that aggregate"):
+        with pytest.raises(ConfigError, match="needs switches that sum"):
             topology.connection(ranks, collective)
         return
     slow, fast = (each.connection(ranks, collective) for each in (topology, faster))
@@ -148,34 +114,3 @@ def test_predict_laws_latency_grows_with_the_tiers_crossed() -> None:
     assert hops == [1, 3, 5]
     assert network.connection(of(128), "send").latency_s == pytest.approx(4e-6 + 5 * 200e-9)
     assert network.connection(of(2, 64), "send").hops == 5
-
-
-# ---------------------------------------------------------------------- rail-only
-
-
-def test_predict_laws_rail_only_all_to_all_is_two_exchanges() -> None:
-    """S8. Goal: the time of (K-1)/K of the bytes in the domain, then (N-K)/N in the rail; with a
-    domain that is never busy, that of the rail alone."""
-    nbytes, n, k = 1e9, 1024, 8
-    found = rail_only(n, 64, k).connection(of(n), "all_to_all")
-    by_hand = (k - 1) / k * nbytes / 450e9 + (n - k) / n * nbytes / RATE
-    assert (n - 1) / n * nbytes / found.rate == pytest.approx(by_hand)
-    free = replace(rail_only(n, 64, k), domain_rate=1e30).connection(of(n), "all_to_all")
-    assert (n - 1) / n * nbytes / free.rate == pytest.approx((n - k) / n * nbytes / RATE)
-
-
-# ---------------------------------------------------------------------- dragonfly
-
-
-def test_predict_laws_balanced_dragonfly_is_not_blocked_by_uniform_traffic() -> None:
-    """D5, D6. Goal: with a = 2p = 2h all ranks send to all at almost full rate; a taper of 2 halves
-    what leaves a group; neighbours in other groups have half of it, by detours."""
-    full = dragonfly(33, 8, 4)
-    n = full.endpoints
-    assert full.connection(of(n), "all_to_all").rate == pytest.approx(RATE, rel=0.01)
-    tapered = replace(full, groups=17, global_taper=2.0)
-    half = tapered.connection(of(tapered.endpoints), "all_to_all").rate
-    assert half == pytest.approx(RATE / 2, rel=0.1)
-    apart = full.connection(of(33, 32), "all_gather")
-    assert apart.rate == pytest.approx(RATE / 2)
-    assert [full.connection(g, "send").hops for g in (of(4), of(32), of(n))] == [1, 2, 4]

@@ -9,6 +9,7 @@ import pytest
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import software
 from luwu.predict.model.job import TrainingJob
+from luwu.predict.model.placement import placed
 from luwu.predict.systems.training import predict_step
 
 
@@ -56,3 +57,18 @@ def test_predict_laws_sizes_of_one(job: TrainingJob) -> None:
     parts = predict_step(one).parts
     gone = ("bubble", "tensor exchange", "pipeline exchange", "data exchange", "straggling")
     assert [parts[name] for name in gone] == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "inside"),
+    [(8, 1, 8), (4, 1, 4), (16, 1, 8), (2, 4, 2), (4, 4, 2), (3, 4, 1), (32, 8, 1), (12, 1, 6),
+     (1, 64, 1), (16, 16, 1)],
+)  # fmt: skip
+def test_predict_laws_groups_in_domains_of_eight(
+    job: TrainingJob, size: int, stride: int, inside: int
+) -> None:
+    """G2. Goal: a domain holds as many ranks of a group as its stride leaves, in equal parts."""
+    group = placed(job, size, stride)
+    assert group.inside == inside
+    assert group.domains * group.inside == size
+    assert group.inside == 1 or group.inside * stride <= job.device.domain_count

@@ -5,7 +5,6 @@ The files are those that a run writes; the processes that they name are real one
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -280,9 +279,7 @@ def test_a_run_that_ended_in_any_way_has_its_report(
     assert f"LuWu run run: {state}" in page
     ElementTree.fromstring(page)
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", page)
-    assert page.count('class="narrow"') == page.count('class="wide"') == 6
-    assert main(["report", "--json", str(run.path)]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == state
+    assert page.count('<div class="scroll"><svg') == 5
 
 
 def test_a_run_without_a_step_has_a_report(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_page_needs_nothing_else(document: dict[str, Any], tmp_path: Path) -
     text = path.read_text()
     assert not re.search(r"(src|href)\s*=|https?://|<script|@import|url\(", text)
     charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(charts) == 4  # times and losses, each for wide and narrow windows
+    assert len(charts) == 2  # times and losses
     ElementTree.fromstring(text)  # the whole page is XML too, so every tag is closed
     assert sorted(each.name for each in tmp_path.iterdir()) == ["report.html", "run"]
 

@@ -1,45 +1,34 @@
-"""The answer to a question: the time, its parts, the bottleneck, and how far off it may be.
+"""The answer to a question: the time, its parts, the bottleneck, memory, and costs.
 
 `answer` makes a document, with one JSON schema for all systems; `text` shows it to people. In
 inference `parts_s` are those of the time between two tokens of a sequence, and `tokens_per_s`
 tokens that come out. MFU leaves recomputation out, HFU counts it.
-
-`data/errors.toml` has the factor of each kind of answer, and of what makes it wider: a device that
-no row has in its precision, software that none has, experts, and above alone a first token in a
-queue. The interval goes from the answer over the factor to the answer times it.
-
-Of a job that does not fit the memory of its devices, the nearest that does is named: one with the
-fewest keys changed (recomputation, a smaller micro-batch, more tensor or pipeline ranks, more
-devices, with a batch that grows if it must), and of these the one with most tokens per second on
-each device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import combinations, product
+from collections.abc import Callable
 from typing import Any, Final
 
-from luwu.base.errors import ConfigError
 from luwu.base.identifiers import by_identifier, identifier, words
 from luwu.base.quantities import format_bytes
 from luwu.predict.ask.cost import HOUR_S, cost_document, cost_text
+from luwu.predict.ask.interval import error_bar, error_bar_text, never_compared_text
 from luwu.predict.ask.keys import assumed_text
-from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question, on_nics
-from luwu.predict.hardware.software import data
-from luwu.predict.inference import inference as on_devices
+from luwu.predict.ask.question import AnyQuestion, InferenceQuestion, Question
+from luwu.predict.inference import inference_job as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import arrivals_document, arrivals_text
-from luwu.predict.inference.inference import Inference, InferenceJob
+from luwu.predict.inference.inference import Inference
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.inference.inference_sockets import SocketJob
-from luwu.predict.model.job import RECOMPUTE, TrainingJob, utilisation
+from luwu.predict.model.job import utilisation
 from luwu.predict.model.placement import domain_count
 from luwu.predict.networks import on_topology
 
-SCHEMA: Final = 6
-"""6: a cost is a rent."""
+SCHEMA: Final = 7
+"""7: of a network its switches and links."""
 DAY_S: Final = 86_400.0
 MFU_SANE: Final = (0.05, 0.85)
 """Outside of this, something of the question or of the model is wrong."""
@@ -49,11 +38,6 @@ _OF_TRAINING: Final = (
     "devices", "data", "tensor", "pipeline", "virtual", "context", "expert", "sequence", "batch",
     "micro_batch", "recompute", "layers_in_hosts", "precision", "sequence_parallel",
 )  # fmt: skip
-INTERVAL_SHARE: Final = 0.8
-_SEEN: Final = ("3d", "zero3")
-"""Systems of training that others have measured; LuWu and what offloads have one testbed."""
-CHANGED_MAX: Final = 3
-DEVICES_FACTOR_MAX: Final = 64
 
 
 def answer(question: AnyQuestion) -> dict[str, Any]:
@@ -64,10 +48,7 @@ def answer(question: AnyQuestion) -> dict[str, Any]:
         document = _inference_answer(question)
     dollars_per_s = question.dollars_per_s
     if dollars_per_s is not None:
-        rate = document["tokens_per_s"]
-        if rate is None:
-            raise ConfigError(f"[cost]: tokens_per_s: {document['unknown']['tokens_per_s']}")
-        document["cost"] = cost_document(rate, dollars_per_s)
+        document["cost"] = cost_document(document["tokens_per_s"], dollars_per_s)
     document["error"] = error_bar(question)
     document["nics"] = _nics(question)
     if isinstance(question, Question) and question.tokens is not None:
@@ -91,8 +72,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
         "micro_batches": job.micro_batches,
         "extrapolated": step.notes,
     }  # fmt: skip
-    mfu, (low, high) = document["mfu"], MFU_SANE
-    nearest, warnings = None if question.fits else nearest_fit(question), []
+    mfu, (low, high), warnings = document["mfu"], MFU_SANE, []
     if not low <= mfu <= high:
         warnings.append(f"an MFU of {mfu:.1%} is not plausible; look at the question")
     is_gathered = question.nodes is not None and job.micro_batches > 1
@@ -102,10 +82,7 @@ def _training_answer(question: Question) -> dict[str, Any]:
     if question.topology is not None and built is not None:
         kind = question.topology.kind
         document["topology"] = on_topology.document(built, kind, question.exchanges())
-    return document | {
-        "warnings": warnings, "asked": asked(question), "fits": question.fits,
-        "nearest_fit": None if nearest is None else nearest.text,
-    }  # fmt: skip
+    return document | {"warnings": warnings, "asked": asked(question), "fits": question.fits}
 
 
 def asked(question: Question) -> dict[str, Any]:
@@ -146,21 +123,21 @@ def _inference_answer(question: InferenceQuestion) -> dict[str, Any]:
         settings = {"batching": "static"}
     return {
         "schema": SCHEMA, "system": question.system,
-        "first_token_s": None if first is None else first.seconds,
+        "first_token_s": first.seconds,
         "token_s": served.decode.seconds,
         "parts_s": by_identifier(served.decode.parts),
-        "prefill_parts_s": None if first is None else by_identifier(first.parts),
+        "prefill_parts_s": by_identifier(first.parts),
         "binding": identifier(served.decode.binding),
-        "prefill_binding": None if first is None else identifier(first.binding),
+        "prefill_binding": identifier(first.binding),
         "tokens_per_s": rate,
-        "tokens_per_s_per_device": None if rate is None else rate / question.devices,
-        "decode_tokens_per_s": question.replicas * served.batch / served.decode.seconds,
+        "tokens_per_s_per_device": rate / job.devices,
+        "decode_tokens_per_s": served.batch / served.decode.seconds,
         "batch": served.batch,
         **own,
         "asked": {
             "model": job.model.name, "parameters": job.model.parameters, "device": device,
-            "network": job.network.name, "devices": question.devices,
-            "replicas": question.replicas, **ranks, "precision": job.precision,
+            "network": job.network.name, "devices": job.devices,
+            **ranks, "precision": job.precision,
             "kv_precision": job.kv_precision, "batch": job.batch,
             "largest_batch": question.is_largest, **settings, "input_tokens": job.input_tokens,
             "output_tokens": job.output_tokens,
@@ -181,7 +158,6 @@ def _of_devices(
         },
         "memory_bytes_max": job.device.memory_bytes,
         "extrapolated": served.notes,
-        "unknown": {},
     }  # fmt: skip
     warnings = []
     if served.batch < job.batch:
@@ -190,9 +166,8 @@ def _of_devices(
             f"{served.batch:.0f} of {job.batch} sequences"
         )
     if question.arrivals is not None:
-        assert served.tokens_per_s is not None
         bound = served.tokens_per_s / job.output_tokens
-        played = question.arrivals.play(job, question.replicas)
+        played = question.arrivals.play(job)
         document["arrivals"] = arrivals_document(question.arrivals, job, played, bound)
         if document["arrivals"]["is_overloaded"]:
             warnings.append(
@@ -203,23 +178,14 @@ def _of_devices(
 
 def _of_sockets(job: SocketJob, served: Inference) -> dict[str, Any]:
     """What only sockets have; memory is of one."""
-    unknown, warnings = {}, []
-    if served.first_token is None:
-        why = (
-            f"processor.{job.processor.name}.bf16 is not known, and it limits prefill; "
-            "give the peak of its matrix products"
-        )
-        unknown = dict.fromkeys(("first_token_s", "tokens_per_s"), why)
-        warnings.append(f"{', '.join(unknown)}: {why}")
-    else:
-        warnings.append("first_token_s: at the peak of the processor, so a bound from below")
+    warnings = ["first_token_s: at the peak of the processor, so a bound from below"]
     if job.memory_bytes is None:
         warnings.append("memory_bytes is not given, so whether sockets hold this was not asked")
     cache = job.batch * on_sockets.socket_cache_bytes(job, job.tokens)
     return {
         "memory_bytes": {"weights": on_sockets.socket_weight_bytes(job), "cache": cache},
         "memory_bytes_max": job.memory_bytes, "extrapolated": served.notes,
-        "unknown": unknown, "warnings": warnings,
+        "warnings": warnings,
     }  # fmt: skip
 
 
@@ -230,127 +196,15 @@ def _nics(question: Any) -> dict[str, Any]:
         devices, sharing, is_assumed = job.host_sockets, float(job.host_sockets), True
     else:
         sharing, is_assumed = network.devices_count, question.nics_per_host is None
-        if isinstance(question, Question):
-            devices = min(domain_count(job), job.devices)
-        else:
-            devices = min(int(job.device.domain_count), question.devices)
+        is_training = isinstance(question, Question)
+        places = domain_count(job) if is_training else int(job.device.domain_count)
+        devices = min(places, job.devices)
     nic_rate = network.flow_rate(0.0)
     return {
         "per_host": question.nics_per_host or round(devices / sharing), "host_devices": devices,
         "is_assumed": is_assumed,
         "rate": nic_rate, "device_rate": min(network.port_rate, nic_rate / sharing),
     }  # fmt: skip
-
-
-# ---------------------------------------------------------------------- how far off
-
-
-def error_bar(question: AnyQuestion) -> dict[str, Any]:
-    """As a document: the factor of time, that of first tokens, and what is outside of all rows."""
-    serving = isinstance(question, InferenceQuestion)
-    kind, factors = "serving" if serving else "training", data("errors.toml")["factor"]
-    wider = _wider(question, data("errors.toml")[kind])
-    found = {
-        "share": INTERVAL_SHARE, "kind": kind,
-        "wider": list(wider), "outside": list(wider.values()),
-        "factor": max(factors[name] for name in (kind, *wider)),
-    }  # fmt: skip
-    if isinstance(question, InferenceQuestion) and not isinstance(question.job, SocketJob):
-        waits = question.job.batching == "continuous" and question.arrivals is None
-        first = factors["queueing"] if waits else 1.0
-        found["first_token_factor"] = max(found["factor"], first)
-    return found
-
-
-def _wider(question: AnyQuestion, known: dict[str, Any]) -> dict[str, str]:
-    """Each thing of the question that no row has, with a text that says so."""
-    job: Any = question.job
-    found = dict[str, str]()
-    on = f"{(job.processor if isinstance(job, SocketJob) else job.device).name} {job.precision}"
-    if on not in known["devices"]:
-        found["device"] = f"{on}: rows have {', '.join(known['devices'])}"
-    if question.system in _SEEN and job.software.name not in known["software"]:
-        found["framework"] = f"{job.software.name}: rows have {', '.join(known['software'])}"
-    elif not isinstance(question, InferenceQuestion) and question.system not in _SEEN:
-        found["framework"] = f"{question.system}: rows are of one testbed of eight devices"
-    if job.model.experts > 1:
-        found["experts"] = "experts: no row has any"
-    return found
-
-
-# ---------------------------------------------------------------------- the nearest that fits
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A question that fits, and how it differs from what was asked."""
-
-    changes: dict[str, Any]
-    question: Question
-    step_s: float
-
-    @property
-    def text(self) -> str:
-        """As the lines of a question."""
-        lines = [
-            f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-            for key, value in self.changes.items()
-        ]
-        return f"{', '.join(lines)} ({format_bytes(self.question.needed_bytes)})"
-
-
-def nearest_fit(question: Question) -> Fit | None:
-    """The fastest of those that fit with the fewest changes; None if none does."""
-    options = _options(question)
-    for count in range(1, CHANGED_MAX + 1):
-        found = list(_fitting(question, options, count))
-        if found:
-            return min(found, key=lambda each: each.step_s / each.question.job.tokens
-                       * each.question.job.devices)  # fmt: skip
-    return None
-
-
-def _options(question: Question) -> dict[str, list[Any]]:
-    """Values of each key that save memory."""
-    job = question.job
-    found: dict[str, list[Any]] = {
-        "recompute": list(RECOMPUTE[RECOMPUTE.index(job.recompute) + 1 :]),
-        "micro_batch": [m for m in range(1, job.micro_batch) if job.micro_batch % m == 0],
-        "devices": _doubled(job.devices, DEVICES_FACTOR_MAX),
-    }
-    if question.system == "3d":
-        most = max(1, int(job.device.domain_count) // job.tensor)
-        found["tensor"] = _doubled(job.tensor, most)
-        found["pipeline"] = [p for p in _doubled(job.pipeline, 64) if job.shared_layers % p == 0]
-    return found
-
-
-def _doubled(value: int, factor_max: int) -> list[int]:
-    return [value << k for k in range(1, factor_max.bit_length())]
-
-
-def _fitting(question: Question, options: dict[str, list[Any]], count: int) -> Iterator[Fit]:
-    for keys in combinations(options, count):
-        for values in product(*(options[key] for key in keys)):
-            changes = dict(zip(keys, values, strict=True))
-            try:
-                job = on_nics(_changed(question.job, changes), question.nics_per_host)
-                changed = replace(question, job=job)
-                if changed.fits:
-                    yield Fit(changes, changed, changed.answer().seconds)
-            except ConfigError:  # degrees that do not divide, a host that is too small
-                continue
-
-
-def _changed(job: TrainingJob, changes: dict[str, Any]) -> TrainingJob:
-    """With its batch times more devices, if it cannot be shared by them; `changes` says so."""
-    try:
-        return replace(job, **changes)
-    except ConfigError:
-        if "devices" not in changes:
-            raise
-        changes["batch"] = job.batch * changes["devices"] // job.devices
-        return replace(job, **changes)
 
 
 # ---------------------------------------------------------------------- for people
@@ -401,18 +255,15 @@ def binding_text(document: dict[str, Any]) -> str:
 
 
 def _does_not_fit_text(document: dict[str, Any]) -> list[str]:
-    """The memory that a device lacks, and the nearest question that fits; none if the job fits."""
+    """The memory that a device lacks; none if the job fits."""
     if document["fits"]:
         return []
     uses, most = document["memory_bytes"], document["memory_bytes_max"]
-    nearest = document["nearest_fit"]
     return [
         f"DOES NOT FIT: {format_bytes(sum(uses.values()))} of {format_bytes(most)} "
-        f"({_uses_text(uses)})",
-        f"the nearest that fits: {nearest}" if nearest else "nothing near it fits: another system "
-        "or device would (luwu plan searches them)",
+        f"({_uses_text(uses)}); luwu plan searches what does",
         "",
-    ]  # fmt: skip
+    ]
 
 
 def _cores_text(document: dict[str, Any]) -> list[str]:
@@ -423,30 +274,6 @@ def _cores_text(document: dict[str, Any]) -> list[str]:
     differs = abs(cores_s / document["step_s"] - 1) > DIFFERS
     said = ": believe the cores, which know what waits for what" if differs else ""
     return [f"by its own cores  {cores_s:.3f} s{said}"]
-
-
-def error_bar_text(
-    found: dict[str, Any], of: str, seconds: float, first_token_s: float | None = None
-) -> list[str]:
-    """The interval for people, of an answer of so many seconds and of its first token."""
-    factor = found["factor"]
-    lines = [f"{INTERVAL_SHARE:.0%} interval      {_span_text(seconds, factor, factor)} a {of}"]
-    if first_token_s is not None and "first_token_factor" in found:
-        span = _span_text(first_token_s, factor, found["first_token_factor"])
-        queue = ": with [arrivals] a queue is known" if found["first_token_factor"] > factor else ""
-        lines.append(f"                  {span} to a first token{queue}")
-    return [*lines, *(f"never compared    {each}" for each in found["outside"])]
-
-
-def _span_text(seconds: float, below: float, above: float) -> str:
-    scale, unit = (1.0, "s") if seconds >= 1 else (1e3, "ms")
-    return f"{seconds / below * scale:,.4g} to {seconds * above * scale:,.4g} {unit}"
-
-
-def never_compared_text(found: dict[str, Any]) -> list[str]:
-    """The first line of an answer that is outside of everything; none of another."""
-    said = f"NOTHING LIKE THIS WAS COMPARED: by {', '.join(found['wider'])} no row is near"
-    return [said, ""] if len(found["wider"]) > 1 else []
 
 
 def _whole_training_text(found: dict[str, Any]) -> list[str]:
@@ -472,32 +299,23 @@ def _inference_text(document: dict[str, Any]) -> list[str]:
         f"{asked['device']}, {asked['network']}",
         f"{asked['input_tokens']} tokens in, {asked['output_tokens']} out, batch "
         f"{document['batch']:.0f}{largest}, {asked['batching']}; {ranks}, "
-        f"{asked['replicas']} copies; {asked['precision']}, cache in {asked['kv_precision']}",
+        f"{asked['precision']}, cache in {asked['kv_precision']}",
         "",
-        f"first token       {_ms_text(document['first_token_s'])}",
-        f"between tokens    {_ms_text(document['token_s'])}",
+        f"first token       {document['first_token_s'] * 1e3:,.2f} ms",
+        f"between tokens    {document['token_s'] * 1e3:,.2f} ms",
         *error_bar_text(document["error"], "token", document["token_s"], document["first_token_s"]),
-        "tokens            "
-        + (
-            f"{rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per {each}"
-            if rate is not None
-            else f"{document['decode_tokens_per_s']:,.1f} per second in decode; total: not known"
-        ),
+        f"tokens            {rate:,.0f} per second, {document['tokens_per_s_per_device']:,.1f} per "
+        f"{each}",
         f"bottleneck        {words(document['binding'])}",
         "",
         "between tokens:",
         *_parts_text(document["parts_s"], document["token_s"]),
     ]
-    if document["prefill_parts_s"] is not None:
-        lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
-        lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
+    lines += ["", f"to the first token, limited by {words(document['prefill_binding'])}:"]
+    lines += _parts_text(document["prefill_parts_s"], document["first_token_s"])
     if "arrivals" in document:
         lines += ["", *arrivals_text(document["arrivals"])]
     return [*lines, "", *_memory_text(document, each), _nics_text(document["nics"])]
-
-
-def _ms_text(seconds: float | None) -> str:
-    return "not known" if seconds is None else f"{seconds * 1e3:,.2f} ms"
 
 
 def _nics_text(found: dict[str, Any]) -> str:

@@ -14,16 +14,16 @@ from typing import Any, Final, TypeAlias
 
 from luwu.base.errors import ConfigError
 from luwu.base.foreign import read_toml
-from luwu.predict.ask.cost import Costs, make_costs
+from luwu.predict.ask.cost import Costs
 from luwu.predict.ask.keys import SECTIONS, TRAINING, read_keys, system_of
 from luwu.predict.hardware.catalogue import Catalogue
-from luwu.predict.hardware.hardware import Host, Network
+from luwu.predict.hardware.hardware import Host
 from luwu.predict.hardware.model import CONFIG_SUFFIX
 from luwu.predict.hardware.values import optional_section_of, section_of, whole_of
-from luwu.predict.inference import inference as on_devices
 from luwu.predict.inference import inference_sockets as on_sockets
 from luwu.predict.inference.arrivals import Arrivals, make_arrivals
-from luwu.predict.inference.inference import Inference, InferenceJob
+from luwu.predict.inference.inference import Inference, predict_inference
+from luwu.predict.inference.inference_job import InferenceJob, with_largest_batch
 from luwu.predict.inference.inference_sockets import SocketJob
 from luwu.predict.model import memory
 from luwu.predict.model.job import StepTime, TrainingJob
@@ -64,16 +64,22 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.topology is not None:
-            _check_ports(self.job.network)
+            sharing = self.job.network.devices_count
+            if sharing > 1:  # an endpoint is the port of one device
+                raise ConfigError(
+                    f"nics_per_host: {sharing:g} devices share a NIC, while [topology] has a port "
+                    "for each; leave one of them out"
+                )
             if self.nodes is not None and self.nodes.per_host != "none":
                 raise ConfigError("node.per_host: [topology] copies to each device; leave one out")
 
     def answer(self) -> StepTime:
         """The prediction. Raises ConfigError for what cannot be."""
-        if self.topology is not None and self.system == "3d":
-            found = on_topology.connections(self.build(), self.exchanges())
+        built = self.build()
+        if built is not None and self.system == "3d":
+            found = on_topology.connections(built, self.exchanges())
             return on_topology.three_d_step(self.job, found)
-        if self.topology is not None:
+        if built is not None:
             return self.as_on_topology().answer()
         if isinstance(self.part, OptimizerNodes):
             return predict_in_network_step(self.job, self.part)
@@ -99,9 +105,7 @@ class Question:
         if self.topology is None:
             return None
         job, nodes = self.job, 0 if self.nodes is None else self.nodes.nodes
-        return self.topology.build(
-            job.network, job.device, job.devices, nodes, domain=domain_count(job)
-        )
+        return self.topology.build(job.network, job.devices, nodes, domain=domain_count(job))
 
     def exchanges(self) -> dict[str, on_topology.Exchange]:
         """That go over the network in a step."""
@@ -134,16 +138,6 @@ class Question:
         """The rent of its machines; None where no costs are given. Raises ConfigError."""
         nodes = 0 if self.nodes is None else self.nodes.nodes
         return None if self.costs is None else self.costs.dollars_per_s(self.job.devices, nodes)
-
-
-def _check_ports(network: Network) -> None:
-    """Refuse a network of shared ports: an endpoint is the port of one device. Raises
-    ConfigError."""
-    if network.devices_count > 1:
-        raise ConfigError(
-            f"nics_per_host: {network.devices_count:g} devices share a NIC, while [topology] has a "
-            "port for each; leave one of them out"
-        )
 
 
 def make_training_question(
@@ -192,10 +186,8 @@ def on_nics(job: TrainingJob, nics: int | None) -> TrainingJob:
 
 
 def _on_hosts(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, with the streams of the network and the devices of a host that they give."""
-    streams, devices = values.pop("streams", None), values.pop("devices_per_host", None)
-    if streams is not None:
-        values["network"] = replace(values["network"], streams_count=float(streams))
+    """The values, with the devices of a host that they give."""
+    devices = values.pop("devices_per_host", None)
     if devices is not None:
         values["device"] = replace(values["device"], domain_count=float(devices))
         if "software" in values:
@@ -210,7 +202,6 @@ class InferenceQuestion:
     job: InferenceJob | SocketJob
     is_largest: bool = False
     """The batch is the largest that memory holds."""
-    replicas: int = 1
     arrivals: Arrivals | None = None
     nics_per_host: int | None = None
     """That the devices of a host share, as it was asked; None: one each."""
@@ -222,21 +213,16 @@ class InferenceQuestion:
         return "inference" if isinstance(self.job, InferenceJob) else "inference-sockets"
 
     @property
-    def devices(self) -> int:
-        """Devices or sockets of all copies."""
-        return self.replicas * self.job.devices
-
-    @property
     def dollars_per_s(self) -> float | None:
         """The rent of its machines; None where no costs are given. Raises ConfigError."""
         each = self.job.devices if isinstance(self.job, InferenceJob) else self.job.hosts
-        return None if self.costs is None else self.costs.dollars_per_s(self.replicas * each)
+        return None if self.costs is None else self.costs.dollars_per_s(each)
 
     def answer(self) -> Inference:
         """The prediction. Raises ConfigError for what cannot be."""
         if isinstance(self.job, InferenceJob):
-            return on_devices.predict_inference(self.job, self.replicas)
-        return on_sockets.predict_on_sockets(self.job, self.replicas)
+            return predict_inference(self.job)
+        return on_sockets.predict_on_sockets(self.job)
 
 
 def _make_inference_question(
@@ -246,7 +232,7 @@ def _make_inference_question(
     values = _on_hosts(read_keys(table, system_of(table), catalogue))
     is_on_devices = values.pop("system") == "inference"
     nics, batch = values.pop("nics_per_host", None), _batch_of(values)
-    shared |= {"replicas": values.pop("replicas", 1), "is_largest": batch is None}
+    shared |= {"is_largest": batch is None}
     if not is_on_devices:
         values.setdefault("inside", catalogue.network("upi", "inside"))
         host = SocketJob(batch=batch or 1, **values)
@@ -256,11 +242,11 @@ def _make_inference_question(
     job = InferenceJob(batch=batch or 1, **values)
     if nics is not None:
         places = int(job.device.domain_count)
-        devices = min(places, shared["replicas"] * job.devices)
-        job = replace(job, network=job.network.of_nics(nics, places, devices))
+        network = job.network.of_nics(nics, places, min(places, job.devices))
+        job = replace(job, network=network)
     came = optional_section_of(table, "arrivals")
     return InferenceQuestion(
-        job=job if batch else on_devices.with_largest_batch(job), nics_per_host=nics,
+        job=job if batch else with_largest_batch(job), nics_per_host=nics,
         arrivals=None if came is None else make_arrivals(came, job), **shared,
     )  # fmt: skip
 
@@ -291,7 +277,7 @@ def make_question(table: Mapping[str, Any], catalogue: Catalogue) -> AnyQuestion
     """A question of a table. Raises ConfigError, which names the key."""
     system = system_of(table)
     spent = optional_section_of(table, "cost")
-    costs = None if spent is None else make_costs(spent, catalogue)
+    costs = None if spent is None else Costs(**read_keys(spent, system, catalogue, "cost"))
     if system not in TRAINING:
         return _make_inference_question(table, catalogue, costs=costs)
     network = optional_section_of(table, "topology")

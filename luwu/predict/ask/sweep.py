@@ -127,7 +127,7 @@ def sweep(
 def _points(
     table: Mapping[str, Any], axes: Sequence[Axis], catalogue: Catalogue, *, is_short: bool = False
 ) -> Iterator[Point]:
-    """Their answers; in short with one request played of each copy."""
+    """Their answers; in short with one request played."""
     for values in itertools.product(*(axis.values for axis in axes)):
         labels, changes = tuple(map(label, values)), dict[str, Value]()
         for axis, chosen in zip(axes, values, strict=True):
@@ -135,7 +135,7 @@ def _points(
         try:
             asked, known = replaced(table, changes, catalogue)
             if is_short and isinstance(asked.get("arrivals"), dict):
-                asked["arrivals"]["requests"] = asked.get("replicas", 1)
+                asked["arrivals"]["requests"] = 1
             yield Point(changes, labels, answer(make_question(asked, known)))
         except ConfigError as exc:
             yield Point(changes, labels, None, str(exc))
@@ -232,22 +232,21 @@ def sweep_document(axes: Sequence[Axis], points: Sequence[Point], of: str) -> di
 
 def sweep_text(axes: Sequence[Axis], points: Sequence[Point], of: str) -> str:
     """A sweep for people: a row for each point."""
-    shown, headings = [] if of in _COLUMNS else [of], [head for head, _ in _COLUMNS.values()]
-    rows = [[*(axis.name for axis in axes), *headings, *shown, "bottleneck"]]
+    columns = _COLUMNS | ({} if of in _COLUMNS else {of: (of, "{:.6g}")})
+    rows = [[*(axis.name for axis in axes), *(head for head, _ in columns.values()), "bottleneck"]]
     said = dict[str, None]()
     for point in points:
         if point.answer is None:
             rows.append([*point.labels, f"rejected: {point.refused}"])
             continue
-        numbers = [(point.answer.get(key), form) for key, (_, form) in _COLUMNS.items()]
-        numbers += [(point.number(each), "{:.6g}") for each in shown]
+        numbers = [(point.number(key), form) for key, (_, form) in columns.items()]
         cells = ["-" if value is None else form.format(value) for value, form in numbers]
         warnings = point.answer["warnings"]
         warned = f"; {len(warnings)} warning(s)" if warnings else ""
         rows.append([*point.labels, *cells, f"{binding_text(point.answer)}{warned}"])
         said |= {f"warning: {', '.join(point.labels)}: {each}": None for each in warnings}
-    columns = itertools.zip_longest(*(row[:-1] for row in rows), fillvalue="")
-    widths = [max(map(len, column)) for column in columns]
+    cells_by_column = itertools.zip_longest(*(row[:-1] for row in rows), fillvalue="")
+    widths = [max(map(len, column)) for column in cells_by_column]
     lines = [
         "  ".join([*(f"{c:>{w}}" for c, w in zip(row[:-1], widths, strict=False)), row[-1]])
         for row in rows

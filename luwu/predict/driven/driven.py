@@ -3,9 +3,9 @@
 A decision that is changed in a core changes a run and the prediction alike. Engines take their
 time from the question, as the closed form (L1 to L5) does. Workers are equal, so two are played.
 One switch is played for all on the way: the narrowest place between worker and node sets the rate
-of its links, and the latency counts its hops. Pulls and pushes that devices of a host pass on in
-their domain share its link (L8). Steps of several micro-batches are updated `at_step`: `streaming`
-has one backward a step. A node holds and has under way what its memory plan says.
+of its links, and the latency counts its hops; a step is no shorter than a domain's link needs for
+what devices of a host pass on (L8). Steps of several micro-batches are updated `at_step`:
+`streaming` has one backward a step. A node holds and has under way what its memory plan says.
 
 It is right where the order of work, windows and threads bind, which no closed form sees; the closed
 form (`systems/in_network.py`) takes a thousandth of the time.
@@ -26,7 +26,7 @@ from luwu.predict.driven.driven_worker import DrivenWorker, units_of
 from luwu.predict.driven.engines import JOB, NEVER, Link, Token
 from luwu.predict.model.clock import Clock
 from luwu.predict.model.job import TrainingJob
-from luwu.predict.systems.in_network import OptimizerNodes, domain_use, way_rate
+from luwu.predict.systems.in_network import DOMAIN_LINK, OptimizerNodes, node_resources, way_rate
 from luwu.protocol.actions import PARENT, Drop, Note, Send
 from luwu.wire.description import Description
 from luwu.wire.messages import Message
@@ -99,7 +99,6 @@ def _play(
             clock, "up", rate=way_rate(job, nodes, "push"), latency_s=latency_s,
             arrived=partial(switch.received, name),
         )  # fmt: skip
-        down.share(up, domain_use(job, nodes))
         worker = DrivenWorker(
             clock, job=job, pulls=nodes.pulls, description=description, scale=scale, send=up.send,
             rank=rank, world_size=count,
@@ -110,7 +109,8 @@ def _play(
     if not all(worker.is_finished for worker in workers):
         raise AssertionError(f"the cores stopped: the node waits for {node.core.waits_for()}")
     *_, before_s, end_s = workers[-1].ends_s
-    return end_s - before_s
+    resources = node_resources(job, nodes, job.model.parameters)
+    return max(end_s - before_s, resources.get(DOMAIN_LINK, 0.0))
 
 
 def _chunk_bytes(job: TrainingJob) -> int:

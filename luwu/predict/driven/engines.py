@@ -20,8 +20,6 @@ JOB: Final = 1
 """Of all cores."""
 NEVER: Final = RetryPolicy(first_ns=10**18, most_ns=10**18)
 """Nothing is lost here, so nothing is repeated."""
-ROUNDING: Final = 1e-12
-"""Share of a job that is too little to be left of it."""
 
 
 class Engine:
@@ -29,38 +27,12 @@ class Engine:
 
     def __init__(self, clock: Clock, name: str) -> None:
         self.name, self._clock, self._turn = name, clock, Semaphore(clock)
-        self.rival: Engine | None = None
-        self.rival_rate = 1.0
-        """At which it works while the other engine works."""
-        self._is_at_work = False
-        self._changes: list[Event] = []
-        """Set when it begins or ends a job."""
 
     def work(self, seconds: float) -> Process:
         """Wait for a turn, and be at a job for so long; to be yielded from a process."""
         yield self._turn.acquire()
-        if self.rival is None:
-            yield self._clock.at(self._clock.now_s + seconds)
-        else:
-            yield from self._work_beside(self.rival, seconds)
+        yield self._clock.at(self._clock.now_s + seconds)
         self._turn.release()
-
-    def _work_beside(self, rival: Engine, seconds: float) -> Process:
-        self._set_at_work(True)
-        left_s = seconds
-        while left_s > ROUNDING * seconds:
-            rate = self.rival_rate if rival._is_at_work else 1.0
-            start_s, end_s = self._clock.now_s, self._clock.now_s + left_s / rate
-            rival._changes.append(end := self._clock.at(end_s))
-            yield end
-            now_s = self._clock.now_s
-            left_s = left_s - rate * (now_s - start_s) if now_s < end_s else 0.0
-        self._set_at_work(False)
-
-    def _set_at_work(self, is_at_work: bool) -> None:
-        self._is_at_work, changes, self._changes = is_at_work, self._changes, []
-        for event in changes:
-            event.set()
 
 
 class Token:
@@ -92,13 +64,6 @@ class Link:
         self._clock, self._rate, self._latency_s = clock, rate, latency_s
         self._engine = Engine(clock, name)
         self._arrived = arrived
-
-    def share(self, other: Link, use: float) -> None:
-        """Have the two slow each other down if at once they use more than all of what they share:
-        `use`, of 1. With several, this one sees the last."""
-        if use > 1:
-            self._engine.rival, other._engine.rival = other._engine, self._engine
-            self._engine.rival_rate = other._engine.rival_rate = 1 / use
 
     def send(self, message: Message, payload: Any) -> None:
         """Put a message on the way; its receiver gets a payload of its own."""

@@ -33,8 +33,8 @@ class Catalogue:
     """Entries by kind and name."""
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sources: dict[str, str] = field(default_factory=dict)
-    """`device.A100-80.bf16` -> where it comes from, with its tag."""
+    sources: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    """Of each entry, but models: where each of its numbers comes from, with its tag."""
 
     def names(self, kind: str) -> list[str]:
         return sorted(self.entries.get(kind, {}))
@@ -108,8 +108,8 @@ def _with_like(
 def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) -> Any:
     if kind == _MODEL:
         return Transformer.parse(f"{kind}.{name}", name, entry)
-    keys = keys_of(KINDS[kind])
-    values: dict[str, Any] = {}
+    keys, values = keys_of(KINDS[kind]), dict[str, Any]()
+    sources = catalogue.sources[kind, name] = {}
     for key, value in entry.items():
         place = f"{kind}.{name}.{key}"
         if key not in keys:
@@ -118,7 +118,7 @@ def _made(catalogue: Catalogue, kind: str, name: str, entry: Mapping[str, Any]) 
             )
         read = _curve if len(keys[key]) == 2 else quantity_of
         values[key] = read(place, value, *keys[key])
-        catalogue.sources[place] = _source_of(place, value)
+        sources[key] = _source_of(place, value)
     for each in fields(KINDS[kind]):
         if each.default is MISSING and each.name not in ("name", *values):
             fits = units_of(keys[each.name][0])
@@ -143,73 +143,40 @@ def _source_of(place: str, value: Any) -> str:
     return f"{table.get('source', 'given by the user')} ({tag})"
 
 
-SCHEMA: Final = 1
 _MODEL_KEYS: Final = ("parameters", "layers", "hidden", "heads", "kv_heads", "vocab", "experts")
 _SOFTWARE_KEYS: Final = ("kernels", "overlaps", "fused_attention", "gradient_bytes")
 _PREFIXES: Final = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 0.0))
 
 
-def listing(
-    catalogue: Catalogue, systems: Mapping[str, str], kind: str | None = None
-) -> dict[str, Any]:  # fmt: skip
-    """By kind and name: properties, numbers in SI, and their sources. Raises ConfigError."""
-    found: dict[str, Any] = {
-        "system": {name: _listed({"description": text}, {}) for name, text in systems.items()},
-        "model": {
-            name: _listed({key: getattr(model, key) for key in _MODEL_KEYS}, {"": model.source})
-            for name, model in catalogue.entries["model"].items()
-        },
-        "software": {
-            name: _listed({key: entry[key] for key in _SOFTWARE_KEYS if key in entry},
-                          {"": entry["source"]})
-            for name, entry in data("software.toml").items()
-        },
-    }  # fmt: skip
+def listing(catalogue: Catalogue, systems: Mapping[str, str], kind: str | None = None) -> str:
+    """A line for each entry: its main numbers, and where the first is from. Raises ConfigError."""
+    found = {"system": dict(systems), "model": {}, "software": {}} | {each: {} for each in KINDS}
+    for name, model in catalogue.entries[_MODEL].items():
+        said = (f"{key} {getattr(model, key):,}" for key in _MODEL_KEYS)
+        found[_MODEL][name] = f"{', '.join(said)}; {model.source}"
+    for name, entry in data("software.toml").items():
+        said = (f"{key} {entry[key]}" for key in _SOFTWARE_KEYS if key in entry)
+        found["software"][name] = f"{', '.join(said)}; {entry['source']}"
     for each in KINDS:
-        if each in catalogue.entries:
-            found[each] = {name: _entry(catalogue, each, name) for name in catalogue.entries[each]}
+        for name, entry in catalogue.entries[each].items():
+            sources = catalogue.sources[each, name]
+            numbers = ((key, getattr(entry, key)) for key in sources)
+            said = (_shown(each, *one) for one in numbers if isinstance(one[1], float))
+            found[each][name] = f"{', '.join(said)}; {next(iter(sources.values()))}"
     if kind is not None and kind not in found:
         raise ConfigError(
             f"{kind!r} is no kind of entry{suggestion(kind, found)}; kinds are {', '.join(found)}"
         )
-    return {"schema": SCHEMA, "kinds": found if kind is None else {kind: found[kind]}}
-
-
-def _listed(properties: dict[str, Any], sources: dict[str, str]) -> Any:
-    return {"properties": properties, "sources": sources}
-
-
-def _entry(catalogue: Catalogue, kind: str, name: str) -> Any:
-    """Its numbers, without curves; the sources of these too."""
-    place, entry = f"{kind}.{name}.", catalogue.entries[kind][name]
-    sources = {
-        at.removeprefix(place): source
-        for at, source in catalogue.sources.items()
-        if at.startswith(place)
-    }
-    values = {key: getattr(entry, key) for key in sources}
-    return _listed({k: value for k, value in values.items() if isinstance(value, float)}, sources)
-
-
-def listing_text(document: Mapping[str, Any]) -> str:
-    """A line for each entry: its properties, and the source of the first that has one."""
-    lines: list[str] = []
-    for kind, entries in document["kinds"].items():
-        width = max(map(len, entries))
-        lines += ["", f"{kind}:"]
-        for name, entry in entries.items():
-            said = ", ".join(_shown(kind, *each) for each in entry["properties"].items())
-            source = next(iter(entry["sources"].values()), "")
-            lines.append(f"  {name:<{width}}  {said}{'; ' if source else ''}{source}")
+    lines = []
+    for each in found if kind is None else (kind,):
+        width = max(map(len, found[each]))
+        lines += ["", f"{each}:"]
+        lines += [f"  {name:<{width}}  {text}" for name, text in found[each].items()]
     return "\n".join(lines[1:])
 
 
-def _shown(kind: str, key: str, value: Any) -> str:
-    """A property with its unit."""
-    if key == "description":
-        return str(value)
-    if kind not in KINDS:
-        return f"{key} {value:,}" if type(value) is int else f"{key} {value}"
+def _shown(kind: str, key: str, value: float) -> str:
+    """A number with its unit."""
     dimension = keys_of(KINDS[kind])[key][0]
     if dimension in (Dimension.RATIO, Dimension.COUNT):
         return f"{key} {value:g}"

@@ -3,14 +3,14 @@
 A field's type gives its dimension, and the catalogue's reader (`catalogue.py`) rejects any
 other. A field without a default must be given; None where a device does not have something.
 
-    N14  streams    a port carries min(rate, streams * rate of one) * efficiency of long messages
+    N14  a port     carries rate * efficiency of long messages
     N16  sharing    d devices of a host share a port: each has 1/d of its rate while all send, and
                     no flow has more than the port
     H1  Adam on processors    bytes it passes over / (memory rate * efficiency)
     H2  drives                bytes read and written / their rates, at once or one after the other
 
-N14 is of virtual machines whose single stream does not fill a port; N16 of hosts with fewer network
-cards than devices (`nics_per_host` of a question). Hosts are the node's, and those that offload.
+N16 is of hosts with fewer network cards than devices (`nics_per_host` of a question). Hosts are the
+node's, and those that offload.
 Sources: ZeRO-Offload's times of its Adam give the efficiency (fitted); arXiv 2104.07857 (H2).
 """
 
@@ -69,8 +69,6 @@ Bytes: TypeAlias = Annotated[float, Dimension.BYTES]
 Seconds: TypeAlias = Annotated[float, Dimension.SECONDS]
 Ratio: TypeAlias = Annotated[float, Dimension.RATIO]
 Count: TypeAlias = Annotated[float, Dimension.COUNT]
-Dollars: TypeAlias = Annotated[float, Dimension.DOLLARS]
-DollarsPerS: TypeAlias = Annotated[float, Dimension.DOLLARS_PER_S]
 ProductCurve: TypeAlias = Annotated[Curve, Dimension.COUNT, Dimension.OPERATIONS_PER_S]
 BusCurve: TypeAlias = Annotated[Curve, Dimension.BYTES, Dimension.BYTES_PER_S]
 
@@ -113,15 +111,6 @@ class Device:
     host_rate: Rate
     """To and from the host's memory, each direction."""
 
-    def peak(self, precision: str) -> float | None:
-        """Peak of dense products in `bf16`, `fp8` or `fp4`."""
-        found: float | None = getattr(self, precision)
-        return found
-
-    def matmul(self, precision: str) -> Curve | None:
-        found: Curve | None = getattr(self, f"matmul_{precision}", None)
-        return found
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -134,26 +123,17 @@ class Network:
     """Share of the rate, for large messages."""
     latency_s: Seconds
     """From one rank to another, of a small message."""
-    stream_rate: Rate | None = None
-    """Rate of a single stream or thread, if it is lower."""
-    streams_count: Count | None = None
-    """At once, of one device; as many as fill the port, unless given."""
     devices_count: Count = 1.0
     """Devices of a host that share the port."""
     hop_s: Seconds = 300e-9
     """Latency of a switch on the way."""
 
     def __post_init__(self) -> None:
-        place, devices, streams = f"network.{self.name}", self.devices_count, self.streams_count
-        if not devices >= 1:
-            raise ConfigError(f"{place}.devices_count: {devices:g} share a port; 1 or more fits")
-        if streams is not None and self.stream_rate is None:
+        if not self.devices_count >= 1:
             raise ConfigError(
-                f"{place}.streams_count: has no effect without stream_rate, the rate of one; "
-                "leave it out where one fills the port"
+                f"network.{self.name}.devices_count: {self.devices_count:g} share a port; 1 or "
+                "more fits"
             )
-        if streams is not None and streams <= 0:
-            raise ConfigError(f"{place}.streams_count: {streams:g} send nothing; 1 or more fits")
 
     @property
     def port_rate(self) -> float:
@@ -162,10 +142,7 @@ class Network:
 
     def flow_rate(self, spread: float) -> float:
         """The same of a device while `spread` of those that share its port send; 1 is all."""
-        rate = self.rate / max(1.0, self.devices_count * spread)
-        if self.stream_rate is None or self.streams_count is None:
-            return rate * self.efficiency
-        return min(rate, self.streams_count * self.stream_rate) * self.efficiency
+        return self.rate / max(1.0, self.devices_count * spread) * self.efficiency
 
     def of_nics(self, nics: int, places: int, devices: int) -> Network:
         """The same where so many NICs serve a host with places for devices, of which the job has
@@ -201,40 +178,8 @@ class Processor:
     """Peak of dense matrix products with 16-bit operands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """A switch, by its ports."""
-
-    name: str
-    ports_count: Count
-    port_rate: Rate
-    aggregates: Count = 0.0
-    """1: it can sum what passes."""
-    price: Dollars | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """A cable between two ports, with what is at its ends."""
-
-    name: str
-    rate: Rate
-    """One direction."""
-    price: Dollars | None = None
-    """Price of the cable and both transceivers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A host whose devices are rented."""
-
-    name: str
-    device_rental: DollarsPerS
-    """Rent of one device with its part of the host and the network."""
-
-
 KINDS: Final[dict[str, type]] = {
-    kind.__name__.lower(): kind for kind in (Device, Network, Disk, Processor, Switch, Link, Server)
+    kind.__name__.lower(): kind for kind in (Device, Network, Disk, Processor)
 }
 
 

@@ -28,7 +28,6 @@ class Dimension(Enum):
     BYTES = "B"
     BYTES_PER_S = "B/s"
     SECONDS = "s"
-    DOLLARS = "USD"
     DOLLARS_PER_S = "USD/s"
     RATIO = "1"
     COUNT = "count"
@@ -45,7 +44,6 @@ _UNITS: Final[dict[Dimension, dict[str, float]]] = {
         **{f"{unit}/s": scale / 8 for unit, scale in BITS_PER_S.items()},
     },
     Dimension.SECONDS: {unit: scale / 1e9 for unit, scale in NANOSECONDS.items()},
-    Dimension.DOLLARS: {"USD": 1.0, "kUSD": 1e3, "MUSD": 1e6},
     Dimension.DOLLARS_PER_S: {"USD/h": 1 / 3600.0, "USD/s": 1.0},
     Dimension.RATIO: {"1": 1.0, "%": 0.01},
     Dimension.COUNT: {"count": 1.0},

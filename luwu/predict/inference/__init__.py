@@ -1,1 +1,1 @@
-"""Inference: prefill, decode and sockets."""
+"""Inference: a job and its memory, prefill and decode, requests under load, and sockets."""

@@ -1,6 +1,6 @@
 """`[arrivals]` of a question of inference: requests that come one by one, and are played.
 
-Copies take requests in turn. Continuous batching is played round by round, as first tokens under
+Continuous batching is played round by round, as first tokens under
 load hang on what is before them in the queue, which no closed form knows:
 
     IN8   round      each sequence in decode gets a token; what is left of the budget goes to
@@ -12,8 +12,8 @@ load hang on what is before them in the queue, which no closed form knows:
     IN11  stages     p groups of sequences, each in a round of its own; a stage does one of them at
                      a time; a group's next round begins when its last has left the last stage
 
-A prompt's last piece gives its first token. Percentiles are of all copies, by nearest rank; of
-concurrent users without the first request of each, as these begin at once.
+A prompt's last piece gives its first token. Percentiles are by nearest rank; of concurrent users
+without the first request of each, as these begin at once.
 Source: Agrawal et al., Sarathi-Serve, OSDI 2024 (IN8); derived (IN9 to IN11).
 """
 
@@ -31,7 +31,8 @@ from typing import Any, Final
 
 from luwu.base.errors import ConfigError
 from luwu.predict.hardware.values import check_keys, whole_of
-from luwu.predict.inference.inference import InferenceJob, Work, predict_round
+from luwu.predict.inference.inference import Work, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.clock import Clock, Process
 from luwu.predict.model.job import StepTime
 
@@ -49,7 +50,7 @@ _TIMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """Requests that come to all copies of a model."""
+    """Requests that come."""
 
     per_second: float | None = None
     concurrent: int | None = None
@@ -64,20 +65,15 @@ class Arrivals:
         assert rate is not None  # `make_arrivals` takes one of the two
         return list(accumulate(source.expovariate(rate) for _ in range(self.requests)))
 
-    def play(self, job: InferenceJob, replicas: int) -> list[Played]:
-        """Play the requests of each copy. Raises ConfigError."""
+    def play(self, job: InferenceJob) -> Played:
+        """Play the requests. Raises ConfigError."""
         users = self.concurrent or 0
-        needed = max(replicas, 2 * users)
-        if self.requests < needed:
-            of = f"of {users} concurrent users " if users else ""
+        if self.requests < 2 * users:
             raise ConfigError(
-                f"{_PLACE}requests: {self.requests} {of}for {replicas} copies; {needed} or more fit"
+                f"{_PLACE}requests: {self.requests} of {users} concurrent users; {2 * users} or "
+                "more fit"
             )
-        times_s, more = self.times_s(), self.requests - users if users else 0
-        return [
-            serve(job, times_s[copy::replicas], len(range(copy, more, replicas)))
-            for copy in range(replicas)
-        ]
+        return serve(job, self.times_s(), self.requests - users if users else 0)
 
 
 def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
@@ -102,7 +98,7 @@ def make_arrivals(table: Mapping[str, Any], job: InferenceJob) -> Arrivals:
 
 @dataclass(slots=True)
 class Played:
-    """Requests that one copy answered."""
+    """Requests that were answered."""
 
     first_token_s: list[float] = field(default_factory=list)
     """After each arrived."""
@@ -247,18 +243,18 @@ def stage_seconds(job: InferenceJob, time: StepTime) -> list[float]:
 
 
 def arrivals_document(
-    arrivals: Arrivals, job: InferenceJob, played: Sequence[Played], bound_per_second: float
+    arrivals: Arrivals, job: InferenceJob, played: Played, bound_per_second: float
 ) -> dict[str, Any]:
     """Document of a played system; `bound_per_second`: requests by the closed form."""
-    first = -(-(arrivals.concurrent or 0) // len(played))
+    first = arrivals.concurrent or 0
     return {
         **asdict(arrivals),
         "bound_per_second": bound_per_second,
         "is_overloaded": (arrivals.per_second or 0) >= bound_per_second,
-        "first_token_s": _percentiles([e for copy in played for e in copy.first_token_s[first:]]),
-        "token_s": _percentiles([each for copy in played for each in copy.between_s]),
-        "answer_s": _percentiles([e for copy in played for e in copy.answer_s[first:]]),
-        "tokens_per_s": arrivals.requests * job.output_tokens / max(each.end_s for each in played),
+        "first_token_s": _percentiles(played.first_token_s[first:]),
+        "token_s": _percentiles(played.between_s),
+        "answer_s": _percentiles(played.answer_s[first:]),
+        "tokens_per_s": arrivals.requests * job.output_tokens / played.end_s,
     }
 
 

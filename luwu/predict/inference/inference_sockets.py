@@ -6,9 +6,8 @@
                         sockets of a host share its port
     K3  prefill         the same with the prompt's operations
 
-t sockets. Where the peak of a processor is not known, decode is assumed to be limited by memory,
-which holds for batches of a few sequences. Token numbers are broadcast, and only the best few
-logits are reduced, so both take negligible time.
+t sockets. Token numbers are broadcast, and only the best few logits are reduced, so both take
+negligible time.
 Source: xFasterTransformer, arXiv 2407.00029 and 2407.07304.
 """
 
@@ -22,7 +21,8 @@ from luwu.predict.hardware.hardware import Network, Processor
 from luwu.predict.hardware.model import Transformer
 from luwu.predict.hardware.software import fitted
 from luwu.predict.hardware.values import check_choice
-from luwu.predict.inference.inference import Inference, cache_bytes_per_element, check_tensor
+from luwu.predict.inference.inference import Inference
+from luwu.predict.inference.inference_job import cache_bytes_per_element, check_tensor
 from luwu.predict.model.collectives import Path, hierarchical_all_reduce
 from luwu.predict.model.job import StepTime
 from luwu.predict.model.layers import WIRE_BYTES
@@ -74,6 +74,16 @@ class SocketJob:
             )
 
     @property
+    def peak(self) -> float:
+        """Of a socket's products. Raises ConfigError for a processor that has none."""
+        if self.processor.bf16 is None:
+            raise ConfigError(
+                f"processor.{self.processor.name}.bf16 is missing, and it limits prefill; give the "
+                "peak of its matrix products"
+            )
+        return self.processor.bf16
+
+    @property
     def devices(self) -> int:
         """Sockets in all."""
         return self.sockets
@@ -117,13 +127,11 @@ def _batch_max(job: SocketJob, memory_bytes: float) -> int:
     return int((memory_bytes - socket_weight_bytes(job)) // each)
 
 
-def predict_on_sockets(job: SocketJob, replicas: int) -> Inference:
-    """All that users ask of so many copies of a job."""
-    decode, prefill, rate = predict_socket_token(job), None, None
-    if job.processor.bf16 is not None:
-        prefill = predict_socket_prefill(job)
-        whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds  # IN5
-        rate = replicas * job.batch * job.output_tokens / whole_s
+def predict_on_sockets(job: SocketJob) -> Inference:
+    """All that users ask of a job."""
+    decode, prefill = predict_socket_token(job), predict_socket_prefill(job)
+    whole_s = prefill.seconds + (job.output_tokens - 1) * decode.seconds  # IN5
+    rate = job.batch * job.output_tokens / whole_s
     return Inference(tokens_per_s=rate, batch=job.batch, decode=decode, first_token=prefill)
 
 
@@ -136,8 +144,8 @@ def predict_socket_token(job: SocketJob) -> StepTime:
 
 
 def predict_socket_prefill(job: SocketJob) -> StepTime:
-    """The prompts of a batch (K3): at the peak of the processor, which must be known, so a bound
-    from below; nothing published calibrates it."""
+    """The prompts of a batch (K3): at the peak of the processor, so a bound from below; nothing
+    published calibrates it."""
     tokens = job.batch * job.input_tokens
     attention = job.model.layers * job.model.attention_operations(tokens, job.input_tokens, 0.5)
     return _time(job, tokens, 0.0, attention)
@@ -151,8 +159,7 @@ def _time(job: SocketJob, tokens: float, cache: float, attention: float) -> Step
     unread = idle * SOCKET_WEIGHT_BYTES[job.precision] / job.sockets
     weights_s = (socket_weight_bytes(job) - unread) / rate
     operations = 2 * model.active_parameters * tokens + attention
-    peak = job.processor.bf16
-    computed_s = operations / job.sockets / peak if peak is not None else 0.0
+    computed_s = operations / job.sockets / job.peak
     cache_s = cache / rate
     in_host, port = min(job.sockets, job.host_sockets), network_path(job.network)
     hop_s, nbytes = fitted("socket_hop_s"), WIRE_BYTES * tokens * model.hidden

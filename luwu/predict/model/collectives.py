@@ -6,12 +6,11 @@ A `Path` is what one rank has: a, the time of an empty message, and B, its rate 
     N2   point to point       a + S/B
     N3   ring, all-gather or reduce-scatter     (n-1) a + (n-1)/n S/B
     N4   ring, all-reduce     2 (n-1) a + 2 (n-1)/n S/B
-    N9   summed by switches   2 d a + S / min(B, A), d tiers
     N11  hierarchical         N3 in a host, N4 of each part between hosts, N3 in a host
     N13  as measured          2 (n-1)/n S / bus bandwidth at S; no less than the shortest measured
     N15  all-to-all, n ranks in domains of k    (n-1) a + max((k-1)/n S/B_in, (n-k)/n S/B)
 
-One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4, N9);
+One rank exchanges nothing and takes no time. Sources: NCCL's tuning code (N3, N4);
 nccl-tests (N13); derived.
 
     V1  while both run, compute goes on at the rate r = 1 - kappa, communication at eta
@@ -57,11 +56,6 @@ def ring_all_gather(ranks: int, nbytes: float, path: Path) -> float:
 def ring_all_reduce(ranks: int, nbytes: float, path: Path) -> float:
     """A reduce-scatter and an all-gather (N4)."""
     return 2 * ring_all_gather(ranks, nbytes, path)
-
-
-def switch_all_reduce(tiers: int, nbytes: float, path: Path, aggregate_rate: float) -> float:
-    """Summed by switches on the way up, multicast on the way down, both at once (N9)."""
-    return 2 * tiers * path.latency_s + nbytes / min(path.rate, aggregate_rate)
 
 
 def hierarchical_all_reduce(

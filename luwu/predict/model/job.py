@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from luwu.base.errors import ConfigError
@@ -42,8 +41,6 @@ class TrainingJob:
     """Ranks that have different experts, of all ranks of a stage."""
     expert_tensor: int | None = None
     """Ranks that share one expert; as many as share a layer, unless given."""
-    capacity: float | None = None
-    """Tokens of the fullest expert over its even share; 1 unless given."""
     ends_as_layers: bool = False
     """Stages share the layers, the embedding and the output layer, each counted as one layer, so
     that the first stage and the last have a layer fewer."""
@@ -52,8 +49,6 @@ class TrainingJob:
     layers_in_hosts: int = 0
     """Whose activations go to the memory of hosts, of the whole model."""
     precision: str = "bf16"
-    slowdown: float = 1.0
-    """Factor of the compute time of the slowest device over that of the others."""
 
     def __post_init__(self) -> None:
         inner = self.tensor * self.pipeline * self.context
@@ -75,17 +70,12 @@ class TrainingJob:
         if self.virtual > 1:
             self._check_interleaving()
         check_most("tensor", self.tensor, " ranks", self.model, "heads")
-        if not 1 <= self.slowdown < math.inf:
-            raise ConfigError(
-                f"slowdown: {self.slowdown!r} of the slowest device; 1 is none, and more is slower"
-            )
         self._check_experts()
 
     def _check_experts(self) -> None:
         model, ranks = self.model, self.tensor * self.context * self.data
         if model.experts == 1:
-            for key, value in (("expert", self.expert > 1), ("capacity", self.capacity),
-                               ("expert_tensor", self.expert_tensor)):  # fmt: skip
+            for key, value in (("expert", self.expert > 1), ("expert_tensor", self.expert_tensor)):
                 if value:
                     raise ConfigError(f"{key}: {model.name} has no experts; leave it out")
         if model.experts % self.expert:
@@ -109,8 +99,6 @@ class TrainingJob:
                 "sequence_parallel: must be true where tensor parallel ranks have several experts "
                 "among them, as each brings tokens of its own"
             )
-        if self.capacity is not None and not self.capacity > 0:
-            raise ConfigError(f"capacity: {self.capacity!r} is not a factor above zero")
 
     def _check_interleaving(self) -> None:
         parts = self.pipeline * self.virtual
@@ -145,10 +133,6 @@ class TrainingJob:
     def spreads_experts(self) -> bool:
         """Experts are shared otherwise than the rest of a layer."""
         return self.expert > 1 or self.expert_width != self.tensor
-
-    @property
-    def load(self) -> float:
-        return 1.0 if self.capacity is None else self.capacity
 
     @property
     def shared_layers(self) -> int:
@@ -208,8 +192,7 @@ class StepTime:
 
 def utilisation(job: TrainingJob, seconds: float) -> dict[str, float]:
     """MFU without what is computed again, HFU with it; shares of the peak of the precision."""
-    peak = job.device.peak(job.precision)
-    assert peak is not None
+    peak = getattr(job.device, job.precision)
     model = job.model.step_operations(job.tokens, job.sequence)
     layers = model / 3 - job.model.head_operations(job.tokens)
     again = job.again * layers

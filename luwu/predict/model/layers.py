@@ -4,7 +4,6 @@
     O2   pass         bytes / (memory rate * efficiency)
     O3   attention    operations / (rate of the largest product in 16 bits * efficiency of the
                       device's generation * exponentials), where it is one kernel
-    O4   slow device  each of these longer by the given factor
 
 The rate of a product is a measured curve of the device, of cubes. Where a precision was not
 measured, the curve of another one is taken, twice as fast with half the bits: so the level is
@@ -20,17 +19,17 @@ Sources: Korthikanti et al. arXiv 2205.05198 (sequence parallel ranks, selective
 
 Experts: of E in a layer a token passes k, and ranks share them. Of the t x c x d ranks of a stage
 (tensor, context, data), w next to each other share one expert, x groups of these have different
-experts, and the remaining ranks have copies. A rank brings n/t tokens; C is the capacity factor:
-the tokens of the fullest expert over its even share; all wait for it, and buffers have its size.
+experts, and the remaining ranks have copies. A rank brings n/t tokens, and experts
+have even shares of them.
 
-    J1  rows          of an expert's products: n (x w/t) k C/E, of width f/w; its rank has E/x of
+    J1  rows          of an expert's products: n (x w/t) k/E, of width f/w; its rank has E/x of
                       them, in one grouped product whose rows are those of all
-    J2  dispatch      a rank sends n/t k C tokens of h elements to the ranks of their experts, and
+    J2  dispatch      a rank sends n/t k tokens of h elements to the ranks of their experts, and
                       as many come back (combine); both again backward
     J3  all-to-all    N15 among x ranks, every w-th device
-    J4  in an expert  w ranks gather their tokens, n w/t k C of them, n w/t where x is 1: copies of
+    J4  in an expert  w ranks gather their tokens, n w/t k of them, n w/t where x is 1: copies of
                       a token are made where it is used
-    J5  passes        3 k C + 2 rows of h for each token: the router reads it (too narrow a product
+    J5  passes        3 k + 2 rows of h for each token: the router reads it (too narrow a product
                       to be limited by anything else), copies are made, and summed
     J6  gradients     of experts are reduced over their t c d/(x w) copies, of all else over d c
 
@@ -48,7 +47,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from luwu.base.errors import ConfigError
-from luwu.predict.hardware.hardware import Device, Notes
+from luwu.predict.hardware.hardware import Curve, Device, Notes
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model import collectives
 from luwu.predict.model.job import TrainingJob
@@ -69,32 +68,30 @@ class Operators:
     precision: str = "bf16"
     """Precision of products of weights: bf16 or fp8. Attention is in 16 bits."""
     matmul_scale: float = 1.0
-    slowdown: float = 1.0
     notes: Notes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_precision(self.device, self.precision, BITS)
 
     def matmul(self, rows: float, inner: float, columns: float) -> float:
-        """Seconds of [rows, inner] x [inner, columns] (O1, O4)."""
+        """Seconds of [rows, inner] x [inner, columns] (O1)."""
         volume = rows * inner * columns
-        return self.slowdown * 2 * volume / self.matmul_rate(volume ** (1 / 3))
+        return 2 * volume / self.matmul_rate(volume ** (1 / 3))
 
     def matmul_rate(self, size: float) -> float:
-        """Operations a second of a cube of this size, without a slowdown."""
+        """Operations a second of a cube of this size."""
         return cube_rate(self.device, self.precision, size, self.notes) * self.matmul_scale
 
     def passes(self, nbytes: float) -> float:
-        """Seconds to read or write so many bytes of the device's memory (O2, O4)."""
-        rate = self.device.memory_rate * self.device.memory_efficiency
-        return self.slowdown * nbytes / rate
+        """Seconds to read or write so many bytes of the device's memory (O2)."""
+        return nbytes / (self.device.memory_rate * self.device.memory_efficiency)
 
 
 def check_precision(
     device: Device, precision: str, known: Iterable[str], free: Sequence[str] = ()
 ) -> None:
     """Raises ConfigError for one whose products a device lacks, of those known; all have some."""
-    has = [each for each in known if each in free or device.peak(each)]
+    has = [each for each in known if each in free or getattr(device, each)]
     if precision not in has:
         raise ConfigError(f"precision: a {device.name} has no {precision}; it has {', '.join(has)}")
 
@@ -102,7 +99,7 @@ def check_precision(
 def cube_rate(device: Device, precision: str, size: float, notes: Notes | None = None) -> float:
     """Operations per second of a product of cubes (O1). Raises ConfigError without a curve."""
     for measured in (precision, "fp8", "bf16"):
-        curve = device.matmul(measured)
+        curve: Curve | None = getattr(device, f"matmul_{measured}", None)
         if curve is not None:
             return curve.rate(size, notes) * BITS[measured] / BITS[precision]
     raise ConfigError(
@@ -187,16 +184,14 @@ def attention_backward(job: TrainingJob) -> float:
 
 def operators_of(job: TrainingJob) -> Operators:
     """The job's device, as far as it was measured and fitted."""
-    return Operators(
-        device=job.device, precision=job.precision, matmul_scale=_scale(job), slowdown=job.slowdown
-    )
+    return Operators(device=job.device, precision=job.precision, matmul_scale=_scale(job))
 
 
 def _scale(job: TrainingJob) -> float:
     """Of products, by the kernels of the software; without a curve in 16 bits, the vendor's reach
     there half of what was measured in fp8 (O1), and PyTorch's lose as much in both."""
     kernels = job.software.kernels
-    if job.device.matmul("bf16") is not None:
+    if job.device.matmul_bf16 is not None:
         of_kernels = f"_{kernels}" if kernels.startswith("deepspeed") else ""
         return fitted(f"matmul_scale_A100{of_kernels}")
     if job.precision not in ("bf16", "fp8"):
@@ -212,7 +207,7 @@ def _attention(job: TrainingJob, operators: Operators, n: float) -> float:
     model, seen = job.model, job.software.counts_causal
     operations = model.attention_operations(n, job.sequence, seen) / job.tensor
     if job.software.fused_attention:
-        return operators.slowdown * operations / attention_rate(job.device)  # O3, O4
+        return operations / attention_rate(job.device)  # O3
     scores = n * job.sequence * model.heads / job.tensor
     products = operations / operators.matmul_rate(min(job.sequence, 16 * model.head_width))
     return products + operators.passes(scores * WIRE_BYTES * SCORE_PASSES * fitted("pass_share"))
@@ -224,9 +219,9 @@ def _passed_bytes(job: TrainingJob, n: float) -> float:
     model = job.model
     whole = job.tensor if job.sequence_parallel else 1
     residual = model.hidden * (2 * 2 + 2 * 3 + (1 if model.dropout else 0)) / whole
-    copies = model.experts_used * job.load
+    copies = model.experts_used
     if model.experts > 1:
-        residual += model.hidden * (3 * model.experts_used * job.load + 2) / whole  # J5
+        residual += model.hidden * (3 * copies + 2) / whole  # J5
     activation = model.ffn * copies * (3 if model.gated else 2) / job.tensor
     turned = 2 * model.head_width * (model.heads + 2 * model.kv_heads) / job.tensor
     nbytes = n * WIRE_BYTES * (residual + activation + turned)
@@ -275,7 +270,7 @@ def layer_activation_bytes(job: TrainingJob) -> float:
     masks = 2 * model.hidden if model.dropout else 0
     whole: float = (2 * WIRE_BYTES + 2 * operand) * model.hidden + masks
     heads = WIRE_BYTES * model.head_width * (2 * model.heads + 2 * model.kv_heads)
-    copies = model.experts_used * job.load
+    copies = model.experts_used
     mlp = (WIRE_BYTES * (model.mlp_matrices - 1) + operand) * model.ffn * copies
     if model.experts > 1:
         whole += 2 * WIRE_BYTES * model.hidden * copies
@@ -312,14 +307,14 @@ def mlp_products(job: TrainingJob, operators: Operators, n: float) -> float:
     """Seconds of the products of a layer's experts on one rank, forward (J1)."""
     model, width = job.model, job.expert_width
     inner = model.ffn / width
-    rows = n * (width / job.tensor) * model.experts_used * job.load
+    rows = n * (width / job.tensor) * model.experts_used
     into_s = operators.matmul(rows, model.hidden, inner * (model.mlp_matrices - 1))
     return into_s + operators.matmul(rows, inner, model.hidden)
 
 
 def gathered_tokens(job: TrainingJob, n: float) -> float:
     """That the ranks of one expert gather before its products, of n of a tensor group (J4)."""
-    copies = job.model.experts_used * job.load if job.expert > 1 else 1.0
+    copies = job.model.experts_used if job.expert > 1 else 1.0
     return n * (job.expert_width / job.tensor) * copies
 
 
@@ -327,7 +322,7 @@ def dispatched_bytes(job: TrainingJob) -> float:
     """That a rank sends in one all-to-all of a layer and micro-batch, its own part too (J2)."""
     if job.expert == 1:
         return 0.0
-    tokens = job.own_tokens / job.tensor * job.model.experts_used * job.load
+    tokens = job.own_tokens / job.tensor * job.model.experts_used
     return WIRE_BYTES * tokens * job.model.hidden
 
 

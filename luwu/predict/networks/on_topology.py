@@ -2,14 +2,14 @@
 
     S11  ranks         as placement.py has them (G1, G2): what is in one domain is not here; of k
                        ranks in each, a ring through their ports is k rings, domain after domain
-    S12  a port        an exchange has min(1, what the topology leaves) of it (S5, D6), and the
+    S12  a port        an exchange has min(1, what the topology leaves) of it (S5), and the
                        latency of the switches on its longest way
     S15  LuWu          up m gradient Psi, down m pulls 2 Psi: on each link once
     S16  busiest link  what a port sends / its share (S12): where flows meet
 
 Bytes are of one step and of one direction. A topology never makes a port faster than it is; the
 parts of the step show what it slows down.
-Sources: S5 to S8, D5, D6; `traffic.py` (bytes of training); derived.
+Sources: S5, S6; `traffic.py` (bytes of training); derived.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from luwu.predict.model.job import StepTime, TrainingJob
 from luwu.predict.model.placement import group_of, placed
 from luwu.predict.model.traffic import ports, three_d_busy, three_d_bytes, whole_ring_bytes
 from luwu.predict.networks.choice import Built
-from luwu.predict.networks.topologies import AggregationTree, Clos, Connection, RankGroup
+from luwu.predict.networks.topologies import Connection, RankGroup
 from luwu.predict.systems.in_network import OptimizerNodes, port_bytes
 from luwu.predict.systems.training import exchange_time, predict_step, waiting_for
 
@@ -37,10 +37,6 @@ class Exchange:
     collective: str
     port_bytes: float
     """That each rank's port sends, or receives of a pull."""
-
-    def connection(self, built: Built) -> Connection:
-        """Its connection to a network. Raises ConfigError if the network cannot do it."""
-        return built.connection(self.group, self.collective)
 
 
 def training_exchanges(
@@ -93,20 +89,16 @@ def _three_d(job: TrainingJob) -> dict[str, Exchange]:
     return found
 
 
-def connections(built: Built | None, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
-    """The connection of each exchange in a network; none without one. Raises ConfigError."""
-    if built is None:
-        return {}
-    return {name: each.connection(built) for name, each in exchanges.items()}
+def connections(built: Built, exchanges: dict[str, Exchange]) -> dict[str, Connection]:
+    """The connection of each exchange in a network. Raises ConfigError."""
+    return {name: built.connection(one.group, one.collective) for name, one in exchanges.items()}
 
 
 @lru_cache(maxsize=1024)  # a plan asks for the same few all the time
 def slowed(network: Network, connection: Connection) -> Network:
     """A network as one exchange has it (S12)."""
     rate = min(connection.rate, network.port_rate) / network.efficiency
-    return replace(
-        network, rate=rate, latency_s=connection.latency_s, stream_rate=None, streams_count=None
-    )
+    return replace(network, rate=rate, latency_s=connection.latency_s)
 
 
 def slowest(network: Network, connections: Iterable[Connection]) -> Network:
@@ -140,11 +132,9 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
     parts = built.inventory
     found: dict[str, Any] = {
         "kind": kind, "endpoints": built.endpoints, "radix": built.radix,
-        "switches": parts.switches, "links": parts.links, "transceivers": parts.transceivers,
+        "switches": parts.switches, "tiers": len(built.tiers), "links": parts.links,
         "exchanges": {},
     }  # fmt: skip
-    if isinstance(built, AggregationTree | Clos):
-        found["tiers"] = len(built.tiers)
     for name, connection in connections(built, exchanges).items():
         each = exchanges[name]
         share = min(1.0, connection.rate / built.network.port_rate)
@@ -160,11 +150,9 @@ def document(built: Built, kind: str, exchanges: dict[str, Exchange]) -> dict[st
 
 def document_text(found: dict[str, Any]) -> list[str]:
     """The same for people."""
-    tiers = f" in {found['tiers']} tiers" if "tiers" in found else ""
     lines = [
         f"{found['kind']}: {found['endpoints']} endpoints, {found['switches']} switches of "
-        f"{found['radix']} ports{tiers}, {found['links']} links, {found['transceivers']} "
-        "transceivers"
+        f"{found['radix']} ports in {found['tiers']} tiers, {found['links']} links"
     ]
     lines += [
         f"  {name:<10} {each['ranks']} ranks, {each['port_share']:.0%} of a port, {each['hops']} "

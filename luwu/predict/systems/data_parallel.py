@@ -16,14 +16,13 @@ rows of SC'21, table 2.
     U3  drives        12 bytes per parameter of that share read and written
     U4  a step        micro-batches as ZeRO-3 (Z2), no less than their gradients need (U1, down);
                       then the optimizer stage, which is not hidden
-    U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default; in a
-                      pipeline, the longest of them
+    U5  its stage     U1 (up), U2 and U3, one after the other, which is DeepSpeed's default
 
 Sources: arXiv 2101.06840 and 2104.07857; that the optimizer stage is exposed by default, an
 independent study of GPUs that idle 40 to 70 % of a step.
 
     R1  DDP      compute and an all-reduce of the gradients at once (V1), then Adam
-    R2  ATP      the same, by a switch that sums: each byte goes up and comes down once
+    R2  ATP      the same, by a switch that sums: 2 a + S/B, as each byte goes up and down once
 
 The share of the link that a host's software reaches with in-network sums is fitted: switches of
 this kind sum integers that hosts convert from floats. Sources: DisDP's comparison with ATP.
@@ -77,8 +76,6 @@ class Offload:
     """Devices of a host."""
     to_disk: bool = False
     """ZeRO-Infinity: optimizer state on drives."""
-    pipelined: bool = False
-    """Reading, updating and writing overlap (`pipeline_read`, `pipeline_write`)."""
 
 
 def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
@@ -99,8 +96,7 @@ def predict_offload_step(job: TrainingJob, offload: Offload) -> StepTime:
     computing = sum(seconds for name, seconds in parts.items() if name != "exchange")
     left_s = job.micro_batches * gradients_s - computing - parts["exchange"]
     parts["offload in backward"] = max(0.0, left_s)  # U1
-    stage = max if offload.pipelined else sum
-    parts["optimizer stage"] = stage(resources.values())
+    parts["optimizer stage"] = sum(resources.values())
     busy = {"compute": computing, "exchange": parts["exchange"], **resources}
     return StepTime(parts=parts, notes=sharded.notes, resources=busy)
 
@@ -130,7 +126,7 @@ def predict_switch_summed_step(job: TrainingJob) -> StepTime:
     path, seconds = network_path(job.network), 0.0
     if job.devices > 1:
         rate = fitted("atp_share") * path.rate
-        seconds = collectives.switch_all_reduce(1, _gradient_bytes(job), path, rate)
+        seconds = 2 * path.latency_s + _gradient_bytes(job) / rate  # R2
     return _summed_step(job, seconds, kappa=0.0, eta=1.0)
 
 

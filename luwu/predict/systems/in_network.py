@@ -119,13 +119,6 @@ def _rates(job: TrainingJob, nodes: OptimizerNodes, name: str) -> dict[str, floa
     return rates | {"the switch": nodes.aggregate_rate} if name == "push" else rates
 
 
-def domain_use(job: TrainingJob, nodes: OptimizerNodes) -> float:
-    """Share of a domain's link that pulls and pushes together would take at their rates (L8)."""
-    devices = host_devices(job)
-    rates = sum(way_rate(job, nodes, name) for name in nodes.once)
-    return rates * (devices - 1) / devices / domain_path(job.device).rate
-
-
 def port_bytes(job: TrainingJob, nodes: OptimizerNodes) -> dict[str, float]:
     """Through each worker's port, or its part of one, in a step: down, and up."""
     whole = {

@@ -11,7 +11,6 @@
                               or where that is less, a share of the step times ln n. Where states
                               are sharded, published steps do not grow so
 
-One slower device is in the last stage, which sets the pace: the bubble is that of the others.
 m is the number of micro-batches, p of stages, v of parts of the model that a stage has. The last
 stage also has the output layer, in place of a layer or in addition, and the others wait for it.
 Gradients are reduced over the data and the context parallel ranks, which have the same weights;
@@ -23,7 +22,6 @@ Sources: Narayanan et al. SC'21 (T3, T4, bubble).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from luwu.predict.hardware.software import fitted
 from luwu.predict.model import collectives, layers, placement, traffic
@@ -39,13 +37,10 @@ def predict_step(job: TrainingJob) -> StepTime:
     operators = layers.operators_of(job)
     m = job.micro_batches
     stage, head = _stage(job, operators)
-    others = stage
-    if job.slowdown > 1:
-        others, _ = _stage(job, replace(operators, slowdown=1.0))
     parts = {name: m * seconds for name, seconds in stage.items()}
     spared = sum(stage.values()) / job.stage_layers if job.ends_as_layers else 0.0
     parts["output layer"] = m * max(0.0, head - spared)
-    parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(others.values())
+    parts["bubble"] = (job.pipeline - 1) / job.virtual * sum(stage.values())
     for name in ("pipeline exchange", "data exchange"):
         parts[name] = exchange_time(job, name)
     updated = layers.own_parameters(job).updated(job)

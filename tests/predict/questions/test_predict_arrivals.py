@@ -12,19 +12,14 @@ from luwu.predict.ask.question import InferenceQuestion, make_question
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.inference import arrivals
 from luwu.predict.inference.arrivals import Arrivals, serve, stage_seconds
-from luwu.predict.inference.inference import (
-    InferenceJob,
-    Work,
-    layer_time,
-    predict_continuous,
-    predict_round,
-)
+from luwu.predict.inference.inference import Work, layer_time, predict_continuous, predict_round
+from luwu.predict.inference.inference_job import InferenceJob
 from luwu.predict.model.job import StepTime
 
 ARRIVALS: dict[str, Any] = {"per_second": 2.0, "requests": 60, "seed": 3}
 QUESTION: dict[str, Any] = {
     "system": "inference", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
-    "tensor": 4, "precision": "fp8", "kv_precision": "fp8", "batch": 32, "replicas": 2,
+    "tensor": 4, "precision": "fp8", "kv_precision": "fp8", "batch": 32,
     "batching": "continuous", "input_tokens": 512, "output_tokens": 40, "arrivals": ARRIVALS,
 }  # fmt: skip
 
@@ -35,21 +30,19 @@ def asked(catalogue: Catalogue, **changes: Any) -> dict[str, Any]:
     return answer(make_question(table, catalogue))
 
 
-def test_arrivals_are_what_copies_answer(catalogue: Catalogue) -> None:
-    """Goal: copies take requests in turn; percentiles are of all of them, and the rest of the
-    answer is that without arrivals."""
+def test_arrivals_are_what_is_answered(catalogue: Catalogue) -> None:
+    """Goal: percentiles are of all requests, and the rest of the answer is that without arrivals;
+    a seed draws the same ones, another one others."""
     question = make_question(QUESTION, catalogue)
     assert isinstance(question, InferenceQuestion)
     found = asked(catalogue)
-    times_s = Arrivals(**ARRIVALS).times_s()
-    played = [serve(question.job, times_s[copy::2]) for copy in (0, 1)]
-    firsts = sorted(each for copy in played for each in copy.first_token_s)
+    played = serve(question.job, Arrivals(**ARRIVALS).times_s())
+    firsts = sorted(played.first_token_s)
     assert len(firsts) == 60
     assert found["arrivals"]["first_token_s"] == {
         name: firsts[rank - 1] for name, rank in (("median", 30), ("p95", 57), ("p99", 60))
     } | {"mean": pytest.approx(sum(firsts) / 60)}
-    end_s = max(copy.end_s for copy in played)
-    assert found["arrivals"]["tokens_per_s"] == pytest.approx(60 * 40 / end_s)
+    assert found["arrivals"]["tokens_per_s"] == pytest.approx(60 * 40 / played.end_s)
     assert found["arrivals"] == asked(catalogue)["arrivals"]
     assert found["arrivals"] != asked(catalogue, seed=4)["arrivals"]
     without = {key: value for key, value in QUESTION.items() if key != "arrivals"}
@@ -183,17 +176,3 @@ def test_predict_laws_all_tokens_come_out(
     assert max(work.decodes for work in rounds) <= made.batch
     assert min(served.first_token_s) > 0
     assert len(served.answer_s) == 60
-
-
-def test_predict_laws_no_wait_without_load(catalogue: Catalogue) -> None:
-    """Goal: of requests far apart each is served as if it were alone."""
-    made = job(catalogue)
-    alone, rare = serve(made, [0.0]), serve(made, [100.0 * each for each in range(5)])
-    assert rare.first_token_s == pytest.approx(5 * alone.first_token_s)
-
-
-def test_a_seed_draws_the_same_arrivals() -> None:
-    """Goal: and another one others, as many a second as is asked for."""
-    drawn = [Arrivals(per_second=4.0, requests=20000, seed=each).times_s() for each in (9, 9, 10)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0][-1] == pytest.approx(20000 / 4.0, rel=0.02)

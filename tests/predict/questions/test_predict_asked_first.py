@@ -9,58 +9,32 @@ from typing import Any
 import pytest
 
 from luwu.commands.main import main
-from luwu.predict.ask.answer import answer, nearest_fit, text
+from luwu.predict.ask.answer import answer, text
 from luwu.predict.hardware.catalogue import Catalogue
 from luwu.predict.hardware.software import data
 from tests import error_bars
 from tests.helpers.schemas import check
-from tests.predict.tables import asked
+from tests.predict.tables import RENTED, asked
 
 LARGE: dict[str, Any] = {
     "system": "3d", "model": "Llama3-70B", "device": "H100-80", "network": "ib-ndr",
     "software": "nemo-2024", "devices": 64, "sequence": 8192, "batch": 128, "micro_batch": 2,
     "tensor": 4, "pipeline": 4, "sequence_parallel": True,
 }  # fmt: skip
-RENTED = {"server": "H100x8"}
 
 
 # ---------------------------------------------------------------------- does it fit
 
 
 def test_what_does_not_fit_is_said_first(catalogue: Catalogue) -> None:
-    """Goal: the first line has what is needed and what there is, the next the nearest that fits;
-    and that one fits, while nothing is said where a job does."""
-    question = asked(LARGE, catalogue)
-    document = answer(question)
+    """Goal: the first line has what is needed and what there is; nothing of it where a job fits."""
+    document = answer(asked(LARGE, catalogue))
     assert document["fits"] is False
-    first, second, *_ = text(document).splitlines()
+    first, *_ = text(document).splitlines()
     assert first.startswith("DOES NOT FIT: 111.64 GiB of 80.00 GiB (states 27.89 GiB, activations ")
-    assert second == f"the nearest that fits: {document['nearest_fit']}"
-    near = nearest_fit(question)
-    assert near is not None
-    assert near.changes == {"micro_batch": 1}
-    assert near.question.fits
-    good = answer(near.question)
+    good = answer(asked(LARGE, catalogue, micro_batch=1))
     assert good["fits"] is True
-    assert good["nearest_fit"] is None
     assert not text(good).startswith("DOES NOT FIT")
-
-
-def test_predict_laws_the_nearest_that_fits_changes_least(catalogue: Catalogue) -> None:
-    """Goal: where one key is not enough two are changed; where more devices are, the batch may grow
-    with them; and where nothing near fits, that is said."""
-    two = nearest_fit(asked(LARGE, catalogue, micro_batch=4, sequence=131072))
-    assert two is not None
-    assert len(two.changes) > 1
-    sharded = {"tensor": None, "pipeline": None, "sequence_parallel": None, "system": "zero3"}
-    more = nearest_fit(asked(LARGE, catalogue, **sharded, devices=8, batch=8, micro_batch=1,
-                             sequence=512, recompute="full"))  # fmt: skip
-    assert more is not None
-    assert more.changes.keys() == {"devices", "batch"}
-    whole = {**sharded, "system": "ddp", "devices": 8, "batch": 16}
-    document = answer(asked(LARGE, catalogue, **whole))
-    assert document["nearest_fit"] is None
-    assert "nothing near it fits" in text(document).splitlines()[1]
 
 
 def test_bad_prediction_of_what_does_not_fit_ends_with_code_1(

@@ -20,18 +20,8 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
     "tie_word_embeddings": False,
 }  # fmt: skip
-MISTRAL = LLAMA | {"model_type": "mistral", "vocab_size": 32000}
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "Llama-3-8B": (LLAMA, 8_030_261_248),
-    "Llama-3.2-1B": (
-        LLAMA | {"hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192,
-                 "tie_word_embeddings": True, "head_dim": 64},
-        1_235_814_400,
-    ),
-    "Mixtral-8x7B": (
-        MISTRAL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
-        46_702_792_704,
-    ),
     "Qwen3-30B-A3B": (
         LLAMA | {"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
                  "num_key_value_heads": 4, "vocab_size": 151936, "head_dim": 128,
