@@ -102,26 +102,6 @@ def test_evaluation_between_steps() -> None:
     compare(loss=loss, update="streaming")
 
 
-def test_clipping_holds_for_one_step() -> None:
-    """Goal: clip_grad_norm_ asks for the coming step; its norm is a number afterwards."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model, optimizer = small()
-        backward(model)
-        norm = luwu.clip_grad_norm_(model.parameters(), 1e-3)
-        assert "known after step()" in repr(norm)
-        result = optimizer.step()
-        assert float(norm) == norm.item() == result.grad_norm == network.outcomes[0][1][0]
-        assert f"{norm:.3f}" == f"{result.grad_norm:.3f}"
-        assert luwu.session().clipping.clips == ()
-        with pytest.raises(luwu.ConfigError, match="max_norm must be above 0"):
-            luwu.clip_grad_norm_(model.parameters(), math.nan)
-        with pytest.raises(luwu.ConfigError, match=r"without parameter .*first\.bias"):
-            luwu.clip_grad_norm_(next(iter(model.parameters())), 1.0)
-        with pytest.raises(luwu.ConfigError, match=r"torch\.nn\.utils"):
-            luwu.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
-
-
 # -------------------------------------------------------------------------- lost attempts
 
 LOST = [
@@ -193,25 +173,6 @@ def test_nothing_is_left_after_an_abort() -> None:
         optimizer.zero_grad()
         backward(model)
         assert optimizer.step().number == 1
-
-
-def test_zero_grad_after_backward_aborts_on_all_ranks() -> None:
-    """Goal: gradients that are in the network already are dropped everywhere, and replayed."""
-    network = FakeNetwork(2)
-    dropped: set[int] = set()
-
-    def drop(model: nn.Module, optimizer: Any, step: int) -> None:
-        rank = luwu.rank()
-        if step == 2 and rank not in dropped:
-            dropped.add(rank)
-            if rank == 1:
-                optimizer.zero_grad()
-                model(torch.ones(1, 64))
-                raise AssertionError("the abort was not noticed")
-
-    train_through(network, "streaming", before_step=drop)
-    assert network.attempt == 1
-    assert_same_bits(network.masters(), calm("streaming")[0])
 
 
 def test_zero_grad_elsewhere_does_nothing() -> None:
