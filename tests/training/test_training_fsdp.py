@@ -17,7 +17,7 @@ from luwu.training.script.module import _MEANINGLESS
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Block, Stack, batch, compare, make_stack, shard, square_loss
-from tests.helpers.training_harness import worker
+from tests.helpers.training_harness import reference, worker
 
 
 def trainer(**arguments: Any) -> tuple[Any, luwu.optim.SGD]:
@@ -376,23 +376,13 @@ def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
 
         return run
 
-    model = make_stack(blocks=2)
-    computing = make_stack(blocks=2).bfloat16()
-    plain = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-    for step in range(2):
-        with torch.no_grad():
-            for copied, p in zip(computing.parameters(), model.parameters(), strict=True):
-                copied.copy_(p)
-                p.grad = torch.zeros_like(p)
-        for part in range(2):
-            computing.zero_grad()
-            computing(batch(step, 0, part).bfloat16()).square().mean().backward()
-            for copied, p in zip(computing.parameters(), model.parameters(), strict=True):
-                assert copied.grad is not None
-                assert p.grad is not None
-                p.grad += copied.grad.float()
-        plain.step()
+    expected = reference(
+        lambda: make_stack(blocks=2),
+        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, fused=True),
+        lambda model, step, rank, part: model(batch(step, rank, part).bfloat16()).square().mean(),
+        world_size=1, steps=2, backwards=2, dtype=torch.bfloat16,
+    )  # fmt: skip
     wide = in_cluster(tmp_path / "wide", work(torch.float32))
     narrow = in_cluster(tmp_path / "narrow", work(None))
-    assert wide.digest == digest_of(dict(model.named_parameters())) != narrow.digest
+    assert wide.digest == digest_of(expected) != narrow.digest
     assert wide.results[0] == (2 * narrow.results[0][0], narrow.results[0][1])
