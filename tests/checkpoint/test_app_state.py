@@ -19,7 +19,6 @@ import luwu
 from luwu.optim.averages import WeightAverage
 from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
 from tests.helpers.small_models import Block, Stack
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 STEPS, MORE = 3, 2

@@ -18,7 +18,6 @@ from luwu.nic.reader import FieldRead
 from tests.helpers.exports import flip
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 6
 

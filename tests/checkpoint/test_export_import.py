@@ -33,7 +33,6 @@ from tests.helpers.exports import (
 from tests.helpers.local_job import KIB, make_layout
 from tests.helpers.real_training import in_cluster
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""Exports of a job that is running, and of what its workers attached."""
+"""Exports and snapshots of a job that is running, and of what its workers attached."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 import luwu
 from luwu.base.errors import PageCorruptError, StateError
 from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.source import RunningState
+from luwu.checkpoint.snapshot import take_snapshot
+from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from tests.helpers.exports import BUDGET, bring, export, flip
-from tests.helpers.real_training import in_cluster, seeded
-from tests.helpers.small_models import Stack, batch, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import KIB, Trained, in_cluster, sharded
+from tests.helpers.small_models import Stack, batch
 
 
 def part(
@@ -31,8 +31,7 @@ def part(
     """
 
     def work(rank: int) -> Any:
-        model = seeded(lambda: Stack(blocks=2))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=2))
         optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
         cursor = {"index": 0}
         generator = torch.Generator().manual_seed(5 + rank)
@@ -62,38 +61,55 @@ def part(
     return work
 
 
+TWO = {"world_size": 2}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """All five steps, undisturbed."""
+    return in_cluster(tmp_path_factory.mktemp("plain"), part(0, 5), **TWO)
+
+
+@pytest.mark.feature("luwu snapshot")
 @pytest.mark.feature("readers of a decided step")
 @pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
-def test_export_import_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
-    """I3. Goal: what was held after step 2 and written after step 5 is step 2; imported, training
-    goes on from it, with all that was attached, to the weights of the run that was not exported;
-    and that run is not disturbed."""
-    out, state = tmp_path / "out", tmp_path / "state"
-    changes: dict[str, Any] = {"world_size": 2, "has_switch": has_switch}
-    plain = in_cluster(tmp_path, part(0, 5), **changes)
+@pytest.mark.parametrize("way", ["export", "snapshot"])
+def test_while_training_goes_on(way: str, has_switch: bool, plain: Trained, tmp_path: Path) -> None:
+    """I2, I3. Goal: what was held after step 2 and written after step 5 is step 2; training goes on
+    from the copy, or what was exported and imported, with all that was attached, to the weights of
+    the run that was not exported; and that run is not disturbed."""
+    out, new = tmp_path / "out", tmp_path / "new"
 
     def write(source: RunningState) -> None:
-        export_state(source, out, ExportOptions(memory_budget_bytes=BUDGET))
+        if way == "export":
+            export_state(source, out, ExportOptions(memory_budget_bytes=BUDGET))
+        else:
+            assert take_snapshot(source, new).version == 2
 
-    exported = in_cluster(tmp_path, part(0, 5, export_at=2, export=write), state=state, **changes)
-    assert exported.digest == plain.digest
-    document = json.loads((out / "luwu.json").read_text())
-    assert (document["step"], sorted(document["attached"])) == (2, ["0", "1"])
-    new = tmp_path / "new"
-    assert bring(out, new, chunk_kib=32).step == 2
-    found = in_cluster(tmp_path, part(2, 5), state=new, resume=True, chunk_bytes=32768, **changes)
+    changes: dict[str, Any] = {**TWO, "has_switch": has_switch}
+    work = part(0, 5, export_at=2, export=write)
+    assert in_cluster(tmp_path, work, state=tmp_path / "state", **changes).digest == plain.digest
+    if way == "export":
+        document = json.loads((out / "luwu.json").read_text())
+        assert (document["step"], sorted(document["attached"])) == (2, ["0", "1"])
+        assert bring(out, new, chunk_kib=32).step == 2
+        changes["chunk_bytes"] = 32 * KIB
+    assert main(["verify", str(new), "--full"]) == 0
+    found = in_cluster(tmp_path, part(2, 5), state=new, resume=True, **changes)
     assert (found.digest, found.results) == (plain.digest, plain.results)
 
 
-def test_export_import_at_rest_brings_what_was_attached(tmp_path: Path) -> None:
+def test_at_rest(plain: Trained, tmp_path: Path) -> None:
     """I3. Goal: the same of a state directory; damage to what was attached is found."""
     state, out, new = (tmp_path / name for name in ("state", "out", "new"))
-    plain = in_cluster(tmp_path, part(0, 4), world_size=2)
-    in_cluster(tmp_path, part(0, 2), world_size=2, state=state)
+    in_cluster(tmp_path, part(0, 2), state=state, **TWO)
     export(state, out)
     bring(out, new)
-    found = in_cluster(tmp_path, part(2, 4), world_size=2, state=new, resume=True)
-    assert (found.digest, found.results) == (plain.digest, plain.results)
+    with RestingState(state) as source:
+        take_snapshot(source, tmp_path / "copy")
+    for place in (new, tmp_path / "copy"):
+        found = in_cluster(tmp_path, part(2, 5), state=place, resume=True, **TWO)
+        assert (found.digest, found.results) == (plain.digest, plain.results)
     path = out / "attached-1.msgpack"
     flip(path, -1)
     with pytest.raises(PageCorruptError, match=r"attached-1\.msgpack changed"):

@@ -16,7 +16,6 @@ import luwu
 from luwu.optim.state_dict import _DEFAULTS
 from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
 from tests.helpers.small_models import Stack, TiedStack, batch, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)
 OPTIMIZERS: dict[str, dict[str, Any]] = {

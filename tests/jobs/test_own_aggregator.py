@@ -16,7 +16,6 @@ from luwu.base.errors import ConfigError
 from switch_emu.switch.core.actions import SwitchLimits
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Stack, shard, square_loss
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 from tests.optim.test_own_optimizer import install
 from tests.wire.test_aggregators import ELEMS, combine, decode, encode, gradients
 

@@ -26,7 +26,6 @@ from switch_emu.node.core.actions import PinVersion, ReadField, Unpin
 from switch_emu.node.core.readers import IDLE_NS, LEASE_NS, Readers
 from tests.helpers.real_training import MIB, in_cluster, seeded
 from tests.helpers.small_models import Stack, batch, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 6
 PINNED = 2

@@ -31,7 +31,6 @@ from switch_emu.node.statistics import Statistics
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import ADAMW, LION, MOMENTUM, NONE, PLAIN, Job, kernel_of, squares_of
 from tests.helpers.local_job import make_layout
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.feature("luwu.stats")
 cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
