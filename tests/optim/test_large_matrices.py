@@ -19,6 +19,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.sheets import Matrix
 from tests.helpers.real_training import KIB, MIB, digests, in_cluster, sharded, train_steps
 from tests.helpers.small_models import Block, Stack, batch
+from tests.optim.test_muon import groups_of
 
 pytestmark = pytest.mark.feature("Muon")
 
@@ -40,14 +41,6 @@ def make() -> nn.Module:
     model = Stack(blocks=0)
     model.blocks = nn.ModuleList([Uneven(), Uneven()])
     return model
-
-
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim == 2]},
-        {"params": [p for p in parameters if p.ndim != 2], "use_muon": False, "lr": 1e-3},
-    ]
 
 
 def work_with(steps: int = 4, **arguments: Any) -> Callable[[int], Any]:
@@ -80,6 +73,8 @@ def test_several_chunks_have_the_bits_of_one(
     work = work_with(update=update, **arguments)
     ways: list[dict[str, Any]] = [
         ONE,
+        ONE | {"state": tmp_path / "one", "memory_budget_bytes": 4 * MIB},
+        ONE | {"optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
         SEVERAL,
         SEVERAL | {"extent_chunks": 2},
         SEVERAL | {"extent_chunks": 8},

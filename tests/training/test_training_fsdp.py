@@ -111,31 +111,32 @@ def test_prefetch_by_hand_changes_no_bit(update: str) -> None:
     compare(shard_model=shard_with_lists, update=update, prefetch_units=1)
 
 
-@pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_resharding_can_be_changed(update: str) -> None:
-    """I4. Goal: the same bits, and as many pulls as the flags say."""
+def reshard_one_block(model: Any) -> None:
+    shard(model)
+    model.set_reshard_after_forward(False)
+    model.blocks[0].set_reshard_after_forward(True, recurse=False)
 
-    def shard_and_set(model: Any) -> None:
-        shard(model)
-        model.set_reshard_after_forward(False)
-        model.blocks[0].set_reshard_after_forward(True, recurse=False)
 
-    network = compare(shard_model=shard_and_set, update=update, steps=3)
-    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * 6
+def never_reshard(model: Any) -> None:
+    shard(model)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(False)
 
 
 @pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
-def test_weights_may_stay_for_the_next_micro_batch() -> None:
-    """I4. Goal: without resharding at all a step pulls every unit once, whatever it accumulates."""
-
-    def shard_and_set(model: Any) -> None:
-        shard(model)
-        model.set_reshard_after_forward(False)
-        model.set_reshard_after_backward(False)
-
-    network = compare(shard_model=shard_and_set, backwards=3, steps=3)
-    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * 5
+@pytest.mark.parametrize(
+    ("shard_model", "pulls_count", "options"),
+    [
+        (reshard_one_block, 6, {"update": "at_step"}),
+        (reshard_one_block, 6, {"update": "streaming"}),
+        (never_reshard, 5, {"backwards": 3}),
+    ],
+)
+def test_resharding_can_be_changed(shard_model: Any, pulls_count: int, options: Any) -> None:
+    """I4. Goal: the same bits, and as many pulls per step as the flags say: without resharding at
+    all each unit once, whatever is accumulated."""
+    network = compare(shard_model=shard_model, steps=3, **options)
+    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * pulls_count
 
 
 def test_flags_are_flags() -> None:
