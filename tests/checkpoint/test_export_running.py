@@ -16,7 +16,7 @@ from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.snapshot import take_snapshot
 from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
-from tests.helpers.exports import BUDGET, bring, export, flip
+from tests.helpers.exports import BUDGET, bring, export, flip, values_of
 from tests.helpers.real_training import KIB, Trained, in_cluster, sharded
 from tests.helpers.small_models import Stack, batch
 
@@ -100,14 +100,17 @@ def test_while_training_goes_on(way: str, has_switch: bool, plain: Trained, tmp_
 
 
 def test_at_rest(plain: Trained, tmp_path: Path) -> None:
-    """I3. Goal: the same of a state directory; damage to what was attached is found."""
-    state, out, new = (tmp_path / name for name in ("state", "out", "new"))
+    """I2, I3. Goal: the same of a state directory, which is not touched; a copy holds all that it
+    does; damage to what was attached is found."""
+    state, out, new, copy = (tmp_path / name for name in ("state", "out", "new", "copy"))
     in_cluster(tmp_path, part(0, 2), state=state, **TWO)
+    before = values_of(state)
     export(state, out)
     bring(out, new)
     with RestingState(state) as source:
-        take_snapshot(source, tmp_path / "copy")
-    for place in (new, tmp_path / "copy"):
+        take_snapshot(source, copy)
+    assert values_of(state) == values_of(copy) == before
+    for place in (new, copy):
         found = in_cluster(tmp_path, part(2, 5), state=place, resume=True, **TWO)
         assert (found.digest, found.results) == (plain.digest, plain.results)
     path = out / "attached-1.msgpack"

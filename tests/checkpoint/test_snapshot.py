@@ -13,8 +13,7 @@ from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
 from switch_emu.store import FilePageStore
 from tests.checkpoint.test_refill import go_on
-from tests.helpers.exports import flip, train, values_of
-from tests.helpers.local_job import Job, plain
+from tests.helpers.exports import flip
 from tests.node.test_nodes import make_state, write_version
 from tests.suites.store_suite import contents
 
@@ -23,23 +22,6 @@ def snapshot(state: Path, out: Path) -> Snapshot:
     """That of a state at rest."""
     with RestingState(state) as source:
         return take_snapshot(source, out)
-
-
-@pytest.mark.feature("luwu snapshot")
-def test_at_rest(tmp_path: Path) -> None:
-    """I2, I3. Goal: the copy holds all that the state does, is verified as whole, and training
-    goes on from either to the same weights; the source is not touched.
-    Method: two steps, a snapshot, the rest on the snapshot."""
-    job, state, out = Job(), tmp_path / "state", tmp_path / "kept/out"
-    train(job, state, tmp_path, stop_at=2)
-    before = values_of(state)
-    made = snapshot(state, out)
-    assert made.version == 2
-    assert values_of(out) == before
-    assert main(["verify", str(out), "--full"]) == 0
-    assert train(job, out, tmp_path) == plain(job).digest
-    assert values_of(state) == before
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def test_a_state_in_use_or_damaged_is_refused(tmp_path: Path) -> None:

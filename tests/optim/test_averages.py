@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import luwu
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
-from luwu.wire.stored import average_rate
 from tests.helpers.real_training import in_cluster, seeded, sharded, train_steps
 from tests.helpers.small_models import Numbers
 
@@ -124,15 +123,6 @@ def test_only_updates_count(tmp_path: Path) -> None:
         assert average() == [6.125, 6.75, 8]
 
     in_cluster(tmp_path, work)
-
-
-def test_rates_of_swa() -> None:
-    """Goal: each sample counts as much, whatever lies between; before the first, the average is the
-    weights."""
-    hyper = luwu.swa(5, 3).numbers
-    assert [average_rate(hyper, updates) for updates in range(13)] == [
-        1, 1, 1, 1, 1, 1, 0, 0, 1 / 2, 0, 0, 1 / 3, 0,
-    ]  # fmt: skip
 
 
 @pytest.mark.feature("an average of the weights")

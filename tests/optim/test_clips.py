@@ -22,7 +22,7 @@ from switch_emu.node.statistics import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.real_training import Trained, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, batch, square_loss
-from tests.helpers.training_harness import worker
+from tests.helpers.training_harness import reference, worker
 
 STEPS = 12
 LIMITS = {1.0: 2.0, 2.0: 0.05, math.inf: 0.005}
@@ -62,19 +62,19 @@ def drawn(seed: int) -> Script:
 def by_torch(script: Script) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and norms of a plain loop over the mean of two ranks; the optimizer's own clip is the
     last."""
-    model: Any = seeded(Stack)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     norms = []
-    for step, calls in enumerate(script.calls):
-        optimizer.zero_grad()
-        (sum(square_loss(model, step, rank, 0) for rank in range(2)) / 2).backward()
-        for limit, norm_type in calls:
-            norm = nn.utils.clip_grad_norm_(model.parameters(), limit, norm_type)
-            norms.append(float(norm))
+
+    def clip(model: nn.Module, optimizer: Any, step: int) -> None:
+        for call in script.calls[step]:
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), *call)))
         if script.own is not None:
             nn.utils.clip_grad_norm_(model.parameters(), script.own, script.norm_type)
-        optimizer.step()
-    return model.state_dict(), norms
+
+    weights = reference(
+        lambda: seeded(Stack), lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        square_loss, world_size=2, steps=STEPS, before_step=clip,
+    )  # fmt: skip
+    return dict(weights), norms
 
 
 def by_luwu(

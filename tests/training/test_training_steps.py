@@ -16,7 +16,7 @@ from luwu.base.errors import StepAborted
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, compare, make_stack, shard, square_loss
-from tests.helpers.training_harness import assert_same_bits, run_ranks, train, worker
+from tests.helpers.training_harness import assert_same_bits, reference, run_ranks, train, worker
 
 STEPS = 5
 
@@ -356,14 +356,11 @@ def test_one_rank_leaves_a_step_out(update: str, has_switch: bool, tmp_path: Pat
     expected = [(True, True), (False, True), (False, True), (True, True)]
     assert found.results == [expected, expected]
 
-    plain = seeded(make_stack)
-    reference = torch.optim.SGD(plain.parameters(), lr=0.1, fused=True)
-    for step in (0, 3):
-        reference.zero_grad()
-        for rank in range(2):
-            (square_loss(plain, step, rank, 0) / 2).backward()
-        reference.step()
-    assert found.digest == digest_of(dict(plain.named_parameters()))
+    plain = reference(
+        lambda: seeded(make_stack), lambda m: torch.optim.SGD(m.parameters(), lr=0.1, fused=True),
+        lambda model, step, *of: square_loss(model, (0, 3)[step], *of), world_size=2, steps=2,
+    )  # fmt: skip
+    assert found.digest == digest_of(plain)
 
 
 def test_a_step_that_zero_grad_drops_names_skip_step(tmp_path: Path) -> None:
