@@ -56,15 +56,18 @@ def work_with(steps: int = 4, **arguments: Any) -> Callable[[int], Any]:
     return work
 
 
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
+FEW_BITS = {"average": luwu.ema(0.9), "state_dtype": "int8", "master_dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("update", "arguments"),
     [
-        {},
-        {"max_grad_norm": 1e-3},
-        {"average": luwu.ema(0.9), "state_dtype": "int8", "master_dtype": "bfloat16"},
+        ("at_step", {}), ("streaming", {"max_grad_norm": 1e-3}), ("streaming", FEW_BITS),
+        pytest.param("streaming", {}, marks=pytest.mark.slow),
+        pytest.param("at_step", {"max_grad_norm": 1e-3}, marks=pytest.mark.slow),
+        pytest.param("at_step", FEW_BITS, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_several_chunks_have_the_bits_of_one(
     update: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
