@@ -30,7 +30,7 @@ from luwu.training.script.session import Session
 from tests.helpers import training_harness
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.fake_streams import FakeStream, FakeStreams
-from tests.helpers.real_training import seeded
+from tests.helpers.real_training import seeded, sharded
 from tests.helpers.small_models import Stack, batch, shard
 from tests.helpers.training_harness import assert_same_bits, reference, train, worker
 
@@ -172,8 +172,7 @@ def test_copies_are_queued_behind_the_compute(
     count = 8
     queued: list[str] = []
     with workers.worker(FakeNetwork(1)) as session:
-        model = seeded(lambda: Stack(blocks=count, width=48))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=count, width=48))
         for block in model.blocks:
             block.norm.register_forward_pre_hook(lambda *_: queued.append("forward"))
             block.down.register_full_backward_pre_hook(lambda *_: queued.append("backward"))

@@ -341,8 +341,7 @@ def test_one_rank_leaves_a_step_out(update: str, has_switch: bool, tmp_path: Pat
     any rank, says so, and is no lost step; the steps after it go on as torch does without it."""
 
     def work(rank: int) -> list[tuple[bool, bool]]:
-        model = seeded(make_stack)
-        shard(model)
+        model = sharded(make_stack)
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, update=update)
         results = []
         for step in range(4):
