@@ -49,20 +49,15 @@ def test_an_event_is_one_line(text: str) -> None:
     assert line.isprintable()
 
 
-def test_an_event_without_fields() -> None:
-    """Goal: no blank at the end of a line."""
-    printed = io.StringIO()
-    Recorder(role="node", printed=printed).event("node.ready", level="WARNING")
-    assert printed.getvalue().endswith(" WARNING node.ready\n")
-
-
 def test_debug_goes_to_the_file_alone(tmp_path: Path) -> None:
-    """Goal: what happens once a chunk does not flood a terminal."""
+    """Goal: what happens once a chunk does not flood a terminal; a line ends without a blank."""
     printed, path = io.StringIO(), tmp_path / "a.jsonl"
     with Recorder(role="nic", path=path, printed=printed) as recorder:
         recorder.event("nic.push", level="DEBUG", chunk=3)
         assert printed.getvalue() == ""
-    assert lines_of(path) == [{"name": "nic.push", "role": "nic", "chunk": 3}]
+        recorder.event("nic.ready", level="WARNING")
+    assert printed.getvalue().endswith(" WARNING nic.ready\n")
+    assert lines_of(path)[0] == {"name": "nic.push", "role": "nic", "chunk": 3}
 
 
 def test_spans_carry_both_times(tmp_path: Path) -> None:

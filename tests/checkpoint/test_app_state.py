@@ -17,9 +17,8 @@ from torch.distributed.fsdp import fully_shard
 
 import luwu
 from luwu.optim.averages import WeightAverage
-from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
 from tests.helpers.small_models import Block, Stack
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 STEPS, MORE = 3, 2
@@ -56,10 +55,9 @@ def plain_job(name: str, seed: int = 7) -> tuple[nn.Module, torch.optim.Optimize
     return model, getattr(torch.optim, name)(model.parameters(), **ARGUMENTS[name], fused=True)
 
 
-def sharded_job(name: str, seed: int = 7) -> tuple[nn.Module, Any]:
-    model = seeded(Stack, seed)
-    luwu.fully_shard_each(model, Block)
-    return model, getattr(luwu.optim, name)(model.parameters(), **ARGUMENTS[name])
+def sharded_job(name: str, seed: int = 7, **more: Any) -> tuple[nn.Module, Any]:
+    model = sharded(seed=seed)
+    return model, getattr(luwu.optim, name)(model.parameters(), **ARGUMENTS[name], **more)
 
 
 def expected_of(name: str) -> str:
@@ -156,9 +154,7 @@ def test_an_average_is_in_the_checkpoint(tmp_path: Path) -> None:
     ends = []
 
     def job(average: WeightAverage | None) -> tuple[nn.Module, Any]:
-        model = seeded(Stack)
-        luwu.fully_shard_each(model, Block)
-        return model, luwu.optim.AdamW(model.parameters(), lr=1e-3, average=average)
+        return sharded_job("AdamW", average=average)
 
     def whole(_: int) -> None:
         model, optimizer = job(luwu.ema(0.5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from luwu.nic.reader import FieldRead
 from tests.helpers.exports import flip
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 6
 
@@ -52,9 +52,11 @@ class Cursor:
 
 
 def script(
-    stop: int, *, lose: int | None = None, attach_first: bool = False, random_seed: int = 0
-) -> Any:
-    """A loop that only goes on rightly if everything around the weights is right."""
+    stop: int, *, lose: int | None = None, attach_first: bool = False, random_seed: int = 0,
+    after: Callable[[int, Any], object] = lambda *_: None,
+) -> Any:  # fmt: skip
+    """A loop that only goes on rightly if everything around the weights is right; `after` is called
+    with the number of steps that are made and the result of the last."""
 
     def work(rank: int) -> Any:
         generator = torch.Generator().manual_seed(1000 + rank + random_seed)
@@ -71,7 +73,7 @@ def script(
 
         if attach_first:
             attach()
-        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
         if not attach_first:
             attach()
@@ -88,10 +90,11 @@ def script(
                     lost = True
                     with luwu.session().attempt:
                         luwu.session().nic.cancel("the test loses this step")
-                optimizer.step()
+                result = optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
                 step += 1
+                after(step, result)
             except luwu.StepAborted as error:
                 step = error.step
         luwu.session().results.last.wait()  # nothing is lost so late
@@ -156,7 +159,7 @@ def test_more_ranks_than_before(tmp_path: Path) -> None:
         model = seeded(Model)
         luwu.fully_shard(model.block)
         luwu.fully_shard(model)
-        optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=0.01)
         cursor, generator = Cursor(), torch.Generator().manual_seed(5)
         luwu.attach("cursor", cursor)
         luwu.attach("noise", generator, per_rank=True)

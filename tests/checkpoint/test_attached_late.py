@@ -17,7 +17,6 @@ import luwu
 from tests.checkpoint.test_attached import SCHEDULERS
 from tests.helpers.real_training import digest_of, in_cluster, seeded
 from tests.helpers.small_models import Block
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 KINDS = ("train", "train", "schedule", "schedule", "evaluate", "save", "one waits", "wait", "draw")
 

@@ -17,7 +17,6 @@ import luwu
 from luwu.training.script import run
 from luwu.training.script.elastic_sampler import ElasticSampler
 from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 SAMPLES = 23
 

@@ -33,7 +33,7 @@ from tests.helpers.exports import (
 from tests.helpers.local_job import KIB, make_layout
 from tests.helpers.real_training import in_cluster
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.training_harness import assert_same_bits, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -163,21 +163,15 @@ def test_export_import_fills_a_torch_model_and_its_optimizer(
         for key, value in theirs.param_groups[0].items():
             state_dict[f"param_groups.{name}.{key}"] = said.get(key, value)
     set_optimizer_state_dict(model, theirs, state_dict, options=flat)
-    total = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for rank in range(2):
-        model.zero_grad()
-        gpt_loss(model, 3, rank, 0).backward()
-        for sum_here, parameter in zip(total, model.parameters(), strict=True):
-            sum_here.add_(parameter.grad)
-    for sum_here, parameter in zip(total, model.parameters(), strict=True):
-        parameter.grad = sum_here / 2
-    theirs.step()
+    found = reference(
+        lambda: model, lambda _: theirs, lambda model, step, *of: gpt_loss(model, 3, *of),
+        world_size=2, steps=1,
+    )  # fmt: skip
 
     train_gpt(tmp_path, state, optimizer, steps=4, world_size=2)
     export(state, tmp_path / "next")
     expected = load_file(tmp_path / "next" / "model.safetensors")
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, expected[name]), name
+    assert_same_bits(expected, found)
 
 
 def load_sharded(directory: Path, stem: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from luwu.wire.description import Description
 from switch_emu.store import DecidedStep
 from tests.helpers.exports import write_state
 from tests.helpers.local_job import KIB, MIB
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -21,14 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from luwu.base.directories import check_space, making_directory
-from luwu.base.errors import (
-    ConfigError,
-    DamagedFileError,
-    Interrupted,
-    PageCorruptError,
-    StateError,
-    StoreFullError,
-)
+from luwu.base.errors import ConfigError, Interrupted, PageCorruptError, StateError, StoreFullError
 from luwu.checkpoint.document import ExportDocument, read_document
 from luwu.checkpoint.export_state import ExportOptions, export_state
 from luwu.checkpoint.import_state import import_state
@@ -57,6 +51,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def out(made: Path, tmp_path: Path) -> Path:
     """A copy of the export, to be damaged."""
     return Path(shutil.copytree(made / "out", tmp_path / "out"))
+
+
+def refused(out: Path, said: str) -> str:
+    """The sentence with which an import is refused, before a state appears."""
+    with pytest.raises((ConfigError, StateError)) as caught:
+        bring(out, out.parent / "new")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 1000  # what a file says goes to a terminal
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    return str(caught.value)
 
 
 # ---------------------------------------------------------------------------- hostile files
@@ -123,11 +127,7 @@ def test_export_import_refuses_a_hostile_file(case: str, file: str, out: Path) -
     """Goal: a file that lies is refused as damaged, in one sentence, before a state appears."""
     data, said = HOSTILE[case]
     (out / f"{file}.safetensors").write_bytes(data)
-    with pytest.raises(StateError) as caught:
-        bring(out, out.parent / "new")
-    assert said in str(caught.value)
-    assert f"{file}.safetensors" in str(caught.value)
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert f"{file}.safetensors" in refused(out, said)
 
 
 INDEXES: dict[str, tuple[bytes, str]] = {
@@ -157,10 +157,7 @@ def test_export_import_refuses_a_hostile_index(case: str, out: Path) -> None:
     text, said = INDEXES[case]
     (out / "model.safetensors").rename(out / "real.safetensors")
     (out / "model.safetensors.index.json").write_bytes(text)
-    with pytest.raises(StateError) as caught:
-        bring(out, out.parent / "new")
-    assert said in str(caught.value)
-    assert not (out.parent / "new").exists()
+    refused(out, said)
 
 
 def test_export_import_refuses_what_is_no_ordinary_set_of_files(out: Path) -> None:
@@ -225,11 +222,7 @@ def test_export_import_refuses_a_hostile_document(case: str, out: Path) -> None:
     document = json.loads((out / "luwu.json").read_text())
     change(document)
     (out / "luwu.json").write_text(json.dumps(document))
-    with pytest.raises((ConfigError, StateError)) as caught:
-        bring(out, out.parent / "new")
-    assert said in str(caught.value)
-    assert len(str(caught.value)) < 1000  # what a file says goes to a terminal
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    refused(out, said)
 
 
 @pytest.mark.feature("import of changed or hostile files")
@@ -244,7 +237,7 @@ def test_export_import_finds_one_changed_bit(file: str, out: Path) -> None:
 
 
 @pytest.mark.feature("import of another model")
-def test_export_import_lists_all_that_is_wrong(out: Path, tmp_path: Path) -> None:
+def test_export_import_lists_all_that_is_wrong(out: Path) -> None:
     """Goal: missing, left over, misshapen tensors, wrong dtypes in one message, a few of each."""
     tensors = load_file(out / "model.safetensors")
     del tensors["p0"]
@@ -252,14 +245,10 @@ def test_export_import_lists_all_that_is_wrong(out: Path, tmp_path: Path) -> Non
     tensors["p1"] = torch.zeros(34)
     tensors["p4"] = tensors["p4"].double()
     save_file(tensors, out / "model.safetensors")
-    with pytest.raises(ConfigError) as caught:
-        bring(out, tmp_path / "new")
-    text = str(caught.value)
-    assert "1 missing: p0" in text
+    text = refused(out, "1 missing: p0")
     assert "7 not in this export: extra0, extra1, extra2, extra3 and 3 more" in text
     assert "1 of another shape: p1 [34], expected [33]" in text
     assert "1 not F32: p4 F64" in text
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 # ---------------------------------------------------------------------------- what may not be
@@ -345,17 +334,13 @@ def test_export_import_asks_for_space_first(tmp_path: Path) -> None:
         check_space(tmp_path / "not" / "yet" / "there", 2**60)
 
 
-def test_export_import_more_than_the_files_hold(made: Path, tmp_path: Path) -> None:
+def test_export_import_more_than_the_files_hold(out: Path) -> None:
     """Goal: a document that describes more than its files hold is refused before anything of that
     size is made: pages of 10**12 elements once took seconds and hundreds of MiB."""
-    shutil.copytree(made / "out", tmp_path / "out")
-    path = tmp_path / "out" / "luwu.json"
-    document = json.loads(path.read_text())
+    document = json.loads((out / "luwu.json").read_text())
     document["description"]["parameters"][0][1] = [10**6, 10**6]
-    path.write_text(json.dumps(document))
-    with pytest.raises(DamagedFileError, match=r"describes 1000000\d+ elements, and the files"):
-        bring(tmp_path / "out", tmp_path / "state")
-    assert not (tmp_path / "state").exists()
+    (out / "luwu.json").write_text(json.dumps(document))
+    assert re.search(r"describes 1000000\d+ elements", refused(out, "elements, and the files"))
 
 
 # ---------------------------------------------------------------------------- interrupted

@@ -18,12 +18,7 @@ import luwu
 from luwu.base.errors import StepAborted
 from luwu.tensor_files.directory import TensorDirectory
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import (
-    assert_same_bits,
-    one_thread,  # noqa: F401 - for every test here
-    run_ranks,
-    worker,
-)
+from tests.helpers.training_harness import assert_same_bits, run_ranks, worker
 from workers.gpt import GPT, GPTConfig, init_weights
 
 CONFIG = GPTConfig(layers=3, width=64, heads=4, context=16, vocab=128, tied=True)

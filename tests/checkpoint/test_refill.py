@@ -48,6 +48,17 @@ def step_ahead(
                 store.decide(2, store.attempt)
 
 
+def go_on(state: Path, job: Description, count: int, epoch: tuple[int, int, int]) -> None:
+    """Version 2 is decided at the nodes that count in this epoch."""
+    for number in range(count):
+        if epoch[1] >> number & 1:
+            path = node_directory(state, number, count)
+            with FilePageStore.open(path, durability="none") as store:
+                store.record_attempt(store.attempt + 1, epoch)
+                write_version(store, job, number, 2, 2)
+                store.decide(2, store.attempt)
+
+
 @pytest.mark.parametrize(
     ("count", "replicas", "lost"),
     [(2, 2, (0,)), (2, 2, (1,)), (3, 2, (0,)), (3, 2, (1,)), (3, 3, (0, 2))],
@@ -91,11 +102,7 @@ def test_what_is_decided(
 def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -> None:
     """E4. Goal: the job has gone on without it for a step; then all nodes count again."""
     job = make_state(tmp_path, 3, replicas=2)
-    for number in (0, 2):
-        with FilePageStore.open(node_directory(tmp_path, number, 3), durability="none") as store:
-            store.record_attempt(store.attempt + 1, (7, 0b101, 3))
-            write_version(store, job, number, 2, 2)
-            store.decide(2, store.attempt)
+    go_on(tmp_path, job, 3, (7, 0b101, 3))
     expected = content(tmp_path, 2, 3)
     with StripedPages(tmp_path, 3) as pages:
         assert sorted(pages.stores) == [0, 2]
@@ -119,10 +126,7 @@ def test_a_node_that_may_be_ahead_is_given_up_by_its_number(
     is no part of the state, if it is found again. Method: node 1 did go on alone, for a step."""
     job = make_state(tmp_path, 2, replicas=2)
     away, there = tmp_path.with_name("found"), node_directory(tmp_path, 1, 2)
-    with FilePageStore.open(there, durability="none") as store:
-        store.record_attempt(store.attempt + 1, (5, 0b10, 0))
-        write_version(store, job, 1, 2, 2)
-        store.decide(2, store.attempt)
+    go_on(tmp_path, job, 2, (5, 0b10, 0))
     there.rename(away)
     before = content(tmp_path, 0, 2)
     with pytest.raises(ConfigError, match=r"at step 1, and node 1 may have gone .* --without 1$"):

@@ -1,24 +1,19 @@
-"""`luwu snapshot`: a copy that is a state, at rest and while training goes on."""
+"""`luwu snapshot`: a copy that is a state. (While training goes on: `test_export_running.py`.)"""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from luwu.base.errors import ConfigError, StateError
 from luwu.checkpoint.snapshot import Snapshot, take_snapshot
-from luwu.checkpoint.source import RestingState, RunningState
+from luwu.checkpoint.source import RestingState
 from luwu.commands.main import main
 from switch_emu.store import FilePageStore
-from tests.checkpoint.test_export_running import part
-from tests.helpers.exports import flip, train, values_of
-from tests.helpers.local_job import Job, plain
-from tests.helpers.real_training import in_cluster
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.checkpoint.test_refill import go_on
+from tests.helpers.exports import flip
 from tests.node.test_nodes import make_state, write_version
 from tests.suites.store_suite import contents
 
@@ -27,34 +22,6 @@ def snapshot(state: Path, out: Path) -> Snapshot:
     """That of a state at rest."""
     with RestingState(state) as source:
         return take_snapshot(source, out)
-
-
-@pytest.mark.feature("luwu snapshot")
-def test_at_rest(tmp_path: Path) -> None:
-    """I2, I3. Goal: the copy holds all that the state does, is verified as whole, and training
-    goes on from either to the same weights; the source is not touched.
-    Method: two steps, a snapshot, the rest on the snapshot."""
-    job, state, out = Job(), tmp_path / "state", tmp_path / "kept/out"
-    train(job, state, tmp_path, stop_at=2)
-    before = values_of(state)
-    made = snapshot(state, out)
-    assert made.version == 2
-    assert values_of(out) == before
-    assert main(["verify", str(out), "--full"]) == 0
-    assert train(job, out, tmp_path) == plain(job).digest
-    assert values_of(state) == before
-    assert [path.name for path in out.parent.iterdir()] == ["out"]
-
-
-def test_at_rest_with_what_was_attached(tmp_path: Path) -> None:
-    """I3. Goal: schedulers, cursors and generators of every rank are in the copy."""
-    state, out = tmp_path / "state", tmp_path / "out"
-    whole = in_cluster(tmp_path, part(0, 4), world_size=2)
-    in_cluster(tmp_path, part(0, 2), world_size=2, state=state)
-    snapshot(state, out)
-    shutil.rmtree(state)
-    found = in_cluster(tmp_path, part(2, 4), world_size=2, state=out, resume=True)
-    assert (found.digest, found.results) == (whole.digest, whole.results)
 
 
 def test_a_state_in_use_or_damaged_is_refused(tmp_path: Path) -> None:
@@ -93,12 +60,7 @@ def test_several_nodes_at_rest(tmp_path: Path) -> None:
 def test_a_node_that_was_left_out_has_its_pages_in_a_snapshot(tmp_path: Path) -> None:
     """E4. Goal: a job that went on without a node is copied as it is, with all of its nodes."""
     state, out = tmp_path / "state", tmp_path / "out"
-    job = make_state(state, 3, replicas=2)
-    for number in (0, 2):
-        with FilePageStore.open(state / f"node-{number}", durability="none") as store:
-            store.record_attempt(store.attempt + 1, (7, 0b101, 3))
-            write_version(store, job, number, 2, 2)
-            store.decide(2, store.attempt)
+    go_on(state, make_state(state, 3, replicas=2), 3, (7, 0b101, 3))
     with FilePageStore.open(state / "node-2", read_only=True) as store:
         expected = contents(store, 2)
     assert snapshot(state, out).version == 2
@@ -108,27 +70,6 @@ def test_a_node_that_was_left_out_has_its_pages_in_a_snapshot(tmp_path: Path) ->
         assert store.decided is not None
         assert store.decided.version == 2
     assert main(["verify", str(out), "--full"]) == 0
-
-
-@pytest.mark.feature("luwu snapshot")
-@pytest.mark.parametrize("has_switch", [True, False], ids=["switch", "no-switch"])
-def test_while_training_goes_on(has_switch: bool, tmp_path: Path) -> None:
-    """I2, I3. Goal: what was held after step 2 and copied after step 5 is step 2, with what was
-    attached; training goes on from the copy to the weights of the run that was not disturbed."""
-    out, state = tmp_path / "out", tmp_path / "state"
-    changes: dict[str, Any] = {"world_size": 2, "has_switch": has_switch}
-    plain_run = in_cluster(tmp_path, part(0, 5), **changes)
-
-    def copy(source: RunningState) -> None:
-        made = take_snapshot(source, out)
-        assert made.version == 2
-
-    work = part(0, 5, export_at=2, export=copy)
-    disturbed = in_cluster(tmp_path, work, state=state, **changes)
-    assert disturbed.digest == plain_run.digest
-    assert main(["verify", str(out), "--full"]) == 0
-    found = in_cluster(tmp_path, part(2, 5), state=out, resume=True, **changes)
-    assert (found.digest, found.results) == (plain_run.digest, plain_run.results)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

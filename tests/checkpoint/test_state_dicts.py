@@ -14,9 +14,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import luwu
 from luwu.optim.state_dict import _DEFAULTS
-from tests.helpers.real_training import digest_of, in_cluster, seeded, train_steps
+from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded, train_steps
 from tests.helpers.small_models import Stack, TiedStack, batch, shard
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 FULL = StateDictOptions(full_state_dict=True)
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -69,8 +68,7 @@ def test_state_dicts_are_those_of_torch(name: str, tmp_path: Path) -> None:
     tied weights, buffers, counts of steps and all; on one rank, unless asked for."""
 
     def work(rank: int) -> Any:
-        model = make()
-        shard(model)
+        model = sharded(TiedStack)
         optimizer = network(name, model)
         train_steps(model, optimizer, 0, 3)
         return (
@@ -118,8 +116,7 @@ def test_weights_that_are_here_are_not_handed_out(tmp_path: Path) -> None:
 
 def test_frozen_parameters_may_be_left_out(tmp_path: Path) -> None:
     def work(rank: int) -> Any:
-        model = make()
-        shard(model)
+        model = sharded(TiedStack)
         network("SGD", model)
         return luwu.get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
 
@@ -169,8 +166,7 @@ def test_a_resumed_run_takes_no_other_weights(tmp_path: Path) -> None:
 
     def work(first: int, last: int) -> Any:
         def run(rank: int) -> Any:
-            model = make()
-            shard(model)
+            model = sharded(TiedStack)
             luwu.set_model_state_dict(model, make(seed=99).state_dict())
             optimizer = network("AdamW", model)
             assert optimizer.next_step == first
@@ -190,8 +186,7 @@ def test_dicts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Goal: all that is wrong is named, and nothing is half set."""
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(TiedStack)
         weights = make(seed=3).state_dict()
         del weights["blocks.0.up.bias"]
         weights["extra"] = torch.ones(1)
@@ -246,8 +241,7 @@ def test_optimizer_states_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     }
 
     def work(rank: int) -> None:
-        model = make()
-        shard(model)
+        model = sharded(TiedStack)
         ours = network("AdamW", model)
         for text, change in wrong.items():
             with pytest.raises(luwu.ConfigError, match=text):

@@ -22,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 import luwu
 from tests.helpers.real_training import in_cluster, seeded, sharded
 from tests.helpers.small_models import Block, Stack, batch
+from tests.optim.test_muon import groups_of
+from tests.optim.test_several_optimizers import Critic
 
 pytestmark = pytest.mark.gpu
 
@@ -30,10 +32,6 @@ STEPS = 6
 ROUNDING = 1e-4
 """Relative: sums of another order, over a few steps."""
 Job = Callable[[], list[float]]
-
-
-class Critic(Stack):
-    """A second model with a name of its own."""
 
 
 class Forgetful(nn.Module):
@@ -68,10 +66,7 @@ def train(model: Any, optimizer: Any, steps: int = STEPS) -> list[float]:
 
 def muon() -> list[float]:
     model = sharded()
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    others = [p for p in model.parameters() if p.ndim != 2]
-    groups = [{"params": matrices}, {"params": others, "lr": 1e-2, "use_muon": False}]
-    return train(model, luwu.optim.Muon(groups, lr=0.02))
+    return train(model, luwu.optim.Muon(groups_of(model), lr=0.02))
 
 
 def hooks() -> list[float]:

@@ -1,7 +1,7 @@
 """A network in one process: what `luwu.nic.shell.Nic` does, with threads in place of peers.
 
 `FakeNetwork` is the switch and the node; `FakeNic` is one rank's way to it. Contributions are added
-in rank order and pages are updated by the node's own kernel, so the arithmetic is the real
+in rank order and parameters are updated by the node's own kernel, so the arithmetic is the real
 one; there is no protocol. Weights have two versions: the last decided, and the one being made. A
 step is decided with its verdict.
 
@@ -11,6 +11,7 @@ may. `fail_at` loses the attempt at a chosen call.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import threading
@@ -25,16 +26,14 @@ import torch
 from luwu.aggregate.interface import F32Array
 from luwu.base.errors import LuwuError, StepAborted
 from luwu.base.events import Recorder
-from luwu.layout import Layout
+from luwu.layout import Layout, padded
 from luwu.nic.memory import ExtentGradient
 from luwu.nic.threads import Copies, NicCounters, Ready
 from luwu.wire.description import Description
 from luwu.wire.hyper import decode_hyper
 from luwu.wire.norms import Squares, clip_factor, norms_of
-from switch_emu.node.extent_pages import update_runs
-from switch_emu.node.kernels import Arrays, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel
-from switch_emu.node.statistics import block_norms
 
 WAIT_S_MAX = 60.0
 
@@ -43,11 +42,6 @@ WAIT_S_MAX = 60.0
 def _kernel(optimizer: str, state_fields: tuple[str, ...]) -> UpdateKernel:
     """The node's kernel, as it is chosen on this machine."""
     return make_kernel(optimizer, state_fields, cache=None).kernel
-
-
-def _block_squares(mean: F32Array) -> tuple[float, ...]:
-    octets = mean.view(np.uint8).data
-    return _kernel("none", ()).fold([(octets, "float32")], None, np.empty_like(mean))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +62,13 @@ class FakeHandle:
 
 
 @dataclass
-class _Page:
+class _Unit:
+    """The flat vectors of one unit."""
+
     weights: F32Array
     state: tuple[F32Array, ...]
-    updates: np.ndarray
-    """Of each segment."""
-
-    def copy(self) -> _Page:
-        state = tuple(array.copy() for array in self.state)
-        return _Page(self.weights.copy(), state, self.updates.copy())
+    updates: Counter[int] = field(default_factory=Counter)
+    """Of each parameter."""
 
 
 class _Pushed(NamedTuple):
@@ -100,9 +92,8 @@ class _Step:
     weights_of_ranks: dict[int, float] = field(default_factory=dict)
     begun: dict[int, bytes] = field(default_factory=dict)
     commits: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-    made: dict[int, _Page] = field(default_factory=dict)
-    """Pages of the version being made."""
-    squares: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    made: dict[int, _Unit] = field(default_factory=dict)
+    """Units of the version being made."""
 
 
 class FakeNetwork:
@@ -115,7 +106,7 @@ class FakeNetwork:
         self.joined: set[int] = set()
         self.left: set[int] = set()
         self.loaded: set[int] = set()
-        self.pages: dict[int, _Page] = {}
+        self.units: dict[int, _Unit] = {}
         self.step = 0
         self.attempt = 0
         self.outcomes: dict[int, tuple[bool, tuple[float, ...]]] = {}
@@ -144,9 +135,7 @@ class FakeNetwork:
         layout = self.layout
         index = next(i for i, p in enumerate(layout.parameters) if p.name == name)
         place = layout.placements[index]
-        values = np.concatenate([self.pages[i].weights for i in layout.unit_chunks[place.unit]])[
-            place.start : place.start + place.elems
-        ]
+        values = self.units[place.unit].weights[place.start : place.start + place.elems]
         return torch.from_numpy(values.copy()).view(layout.parameters[index].shape)
 
     def masters(self) -> dict[str, torch.Tensor]:
@@ -178,7 +167,7 @@ class FakeNetwork:
         self.attempt += 1
         if self.loses_first_weights:
             self.loses_first_weights = False
-            self.pages.clear()
+            self.units.clear()
             self.loaded.clear()
         self.now = _Step()
         self.changed.notify_all()
@@ -195,12 +184,9 @@ class FakeNetwork:
         self.changed.notify_all()
 
     def _stream(self, part: int, unit: int) -> None:
-        whole = self._is_whole(part, unit)
-        extents = self.layout.trainable_extents(unit)
-        if whole and extents and extents[0] not in self.now.made:
-            total = self._sums(unit, 1)
-            for index in extents:
-                self._update(index, total, scale=1.0)
+        trains = bool(self.layout.trainable_extents(unit))
+        if trains and unit not in self.now.made and self._is_whole(part, unit):
+            self._update(unit, 1, scale=1.0)
 
     def _all_pushed(self) -> bool:
         parts = {parts for parts, _ in self.now.commits.values()}
@@ -222,35 +208,25 @@ class FakeNetwork:
     def _decide(self) -> None:
         parts, hyper = self.now.commits[0]
         assert all(other == (parts, hyper) for other in self.now.commits.values())
-        units = range(len(self.layout.units))
-        sums = {unit: self._sums(unit, parts) for unit in units}
-        norm_type = self.description.norm_type if self.description else 2.0
-        clips = decode_hyper(hyper).all_clips(norm_type)
-        norms = norms_of([self._squares(sums)], norm_type, clips)
+        units = [u for u in range(len(self.layout.units)) if self.layout.trainable_extents(u)]
+        assert self.description is not None
+        assert self.description.norm_type == 2
+        clips = decode_hyper(hyper).all_clips(2.0)
+        norms = norms_of([self._squares(units, parts)], 2.0, clips)
         applied = math.isfinite(norms[0]) and not self.now.is_skipped
         if applied:  # else the weights stay those of the step before, and nobody goes back
-            if not self.now.made:
-                scale = clip_factor(clips, norms)
-                for unit in units:
-                    for index in self.layout.trainable_extents(unit):
-                        self._update(index, sums[unit], scale=scale)
-            self.pages.update(self.now.made)
+            for unit in units if not self.now.made else ():
+                self._update(unit, parts, scale=clip_factor(clips, norms))
+            self.units.update(self.now.made)
         self.outcomes[self.step] = (applied, norms)
         self.step += 1
         self.now = _Step()
 
-    def _squares(self, sums: dict[int, F32Array | None]) -> Squares | None:
-        divisor = np.float32(self._divisor())
-        means = [total / divisor for total in sums.values() if total is not None]
-        if not all(np.isfinite(mean).all() for mean in means):
-            return None
-        return {
-            (2.0, 1.0): [square for mean in means for square in _block_squares(mean)],
-            **{
-                (norm_type, 1.0): [n for mean in means for n in block_norms(mean, norm_type)]
-                for norm_type in (1.0, math.inf)
-            },
-        }
+    def _squares(self, units: Iterable[int], parts: int) -> Squares | None:
+        sums = [total for unit in units if (total := self._sums(unit, parts)) is not None]
+        means = [total.astype(np.float64) / self._divisor() for total in sums]
+        squares = [float(np.dot(mean, mean)) for mean in means]
+        return {(2.0, 1.0): squares} if np.isfinite(squares).all() else None
 
     def _divisor(self) -> float:
         return sum(self.now.weights_of_ranks.values())
@@ -262,51 +238,45 @@ class FakeNetwork:
             of_part: F32Array | None = None
             for _, extents in sorted(self.now.pushes.get((part, unit), {}).items()):
                 if extents is not None:
-                    floats = np.concatenate([self._floats(i, extents[i]) for i in sorted(extents)])
+                    floats = np.concatenate([
+                        _floats(each, self.layout.chunks[i].elems)
+                        for i, each in sorted(extents.items())
+                    ])  # fmt: skip
                     of_part = floats if of_part is None else of_part + floats
             if of_part is not None:
                 total = of_part if total is None else total + of_part
         return total
 
-    def _floats(self, index: int, pushed: _Pushed) -> F32Array:
-        if pushed.data is None:
-            return np.zeros(self.layout.chunks[index].elems, np.float32)
-        return _floats(pushed.data, pushed.dtype)
+    def _present(self, unit: int) -> set[int]:
+        """The parameters for which a rank had a gradient in any backward."""
+        return {
+            segment.parameter
+            for (_, of_unit), ranks in self.now.pushes.items()
+            for extents in (ranks.values() if of_unit == unit else ())
+            for index, pushed in (extents or {}).items()
+            for bit, segment in enumerate(self.layout.segments(index))
+            if pushed.data is not None and not pushed.absent >> bit & 1
+        }
 
-    def _absent(self, index: int) -> int:
-        """Segments of an extent for which no rank had a gradient in any backward."""
-        unit = self.layout.chunks[index].unit
-        everything = (1 << self.layout.segments_count(index)) - 1
-        common = everything
-        for (_, of_unit), ranks in self.now.pushes.items():
-            for extents in ranks.values() if of_unit == unit else ():
-                if extents is not None and extents[index].data is not None:
-                    common &= extents[index].absent
-        return common
-
-    def _update(self, index: int, total: F32Array | None, *, scale: float) -> None:
-        page = self.pages[index].copy()
-        if total is not None:
-            assert self.description is not None
-            chunk, absent = self.layout.chunks[index], self._absent(index)
-            segments = tuple(self.layout.segments(index))
-            begun = next(iter(self.now.begun.values()), None) or self.now.commits[0][1]
-            hyper = decode_hyper(begun)
-            grad = total[chunk.start : chunk.start + chunk.elems].copy()
-            _kernel(self.description.optimizer, self.description.state_fields).update(
-                UpdateCall(
-                    contributions=[(grad.view(np.uint8).data, "float32")],
-                    old=Arrays(page.weights, page.state),
-                    new=Arrays(page.weights, page.state),
-                    runs=update_runs(self.layout, segments, hyper, page.updates.tolist(), absent),
-                    divisor=self._divisor(),
-                    scale=scale,
-                    wire=None,
-                    measure=False,
-                )
-            )
-            page.updates += [1 - (absent >> bit & 1) for bit in range(len(segments))]
-        self.now.made[index] = page
+    def _update(self, unit: int, parts: int, *, scale: float) -> None:
+        made = self.now.made[unit] = copy.deepcopy(self.units[unit])
+        total, layout = self._sums(unit, parts), self.layout
+        assert self.description is not None
+        kernel = _kernel(self.description.optimizer, self.description.state_fields)
+        hyper = decode_hyper(next(iter(self.now.begun.values()), None) or self.now.commits[0][1])
+        for index in self._present(unit):
+            assert total is not None
+            place = layout.placements[index]
+            part = slice(place.start, place.start + padded(place.elems))
+            arrays = Arrays(made.weights[part], tuple(each[part] for each in made.state))
+            group = hyper.groups[layout.parameters[index].group]
+            stop, count = padded(place.elems), made.updates[index]
+            kernel.update(UpdateCall(
+                contributions=[(total[part].view(np.uint8).data, "float32")], old=arrays,
+                new=arrays, runs=[Run(start=0, stop=stop, hyper=group, updates_count=count)],
+                divisor=self._divisor(), scale=scale, wire=None, measure=False,
+            ))  # fmt: skip
+            made.updates[index] += 1
 
 
 class FakeCell:
@@ -337,17 +307,14 @@ class FakeCells:
 class FakeNic:
     """One rank's way to a `FakeNetwork`."""
 
-    def __init__(
-        self, network: FakeNetwork, rank: int, *, prefetch_units: int = 2,
-        reshard_after_forward: bool | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, network: FakeNetwork, rank: int, *, prefetch_units: int = 2) -> None:
         self.network, self.rank, self.world_size = network, rank, network.world_size
         self.counted = (1 << network.world_size) - 1
         self.chunk_bytes = network.chunk_bytes
         self.extent_chunks = 1
         self.prefetch_units = prefetch_units
         self.optimizer_nodes = 1
-        self.reshard_after_forward = reshard_after_forward
+        self.reshard_after_forward = None
         self.recorder = Recorder(role="worker", printed=None)
         self.cells = FakeCells()
         self.counters = NicCounters()
@@ -367,27 +334,31 @@ class FakeNic:
             network.joined.add(self.rank)
             network.changed.notify_all()
             self._wait(lambda: len(network.joined) == self.world_size)
-            return Joined(network.step, bool(network.pages) and self._is_loaded())
+            return Joined(network.step, self.is_loaded)
 
     @property
     def is_loaded(self) -> bool:
-        return self._is_loaded()
+        return len(self.network.loaded) == len(self.network.layout.chunks)
 
     def load(self, chunks: Iterable[tuple[int, memoryview]]) -> None:
         assert self.rank == 0
         assert self.network.description is not None
         fields = self.network.description.state_fields
-        layout = self.network.layout
+        layout, units = self.network.layout, self.network.units
         for index, data in chunks:
-            values = np.frombuffer(data, np.float32).copy()
-            assert values.size == layout.chunks[index].elems
-            counts = np.zeros(self.network.layout.segments_count(index), np.int64)
-            page = _Page(values, tuple(np.zeros_like(values) for _ in fields), counts)
+            chunk, values = layout.chunks[index], np.frombuffer(data, np.float32)
+            assert values.size == chunk.elems
             with self.network.changed:
                 self._check()
-                self.network.pages[index] = page
+                if chunk.unit not in units:
+                    weights, *state = (
+                        np.zeros(layout.unit_elems[chunk.unit], np.float32)
+                        for _ in ("weight", *fields)
+                    )
+                    units[chunk.unit] = _Unit(weights, tuple(state))
+                units[chunk.unit].weights[chunk.start : chunk.start + chunk.elems] = values
                 self.network.loaded.add(index)
-                self.network.note("load", self.rank, 0, 0, layout.chunks[index].unit)
+                self.network.note("load", self.rank, 0, 0, chunk.unit)
                 self.network.changed.notify_all()
                 self._check()
 
@@ -532,9 +503,6 @@ class FakeNic:
         if not condition():
             self._check()
 
-    def _is_loaded(self) -> bool:
-        return len(self.network.loaded) == len(self.network.layout.chunks)
-
     def _fill(self, handle: FakeHandle) -> bool:
         step, _, unit = handle.key
         network = self.network
@@ -543,8 +511,7 @@ class FakeNic:
         if network.step < step or not network.loaded.issuperset(chunks):
             return False
         assert network.step == step, f"pull of step {step}, undecided is {network.step}"
-        made = [index for index in chunks if index in network.now.made]
-        assert not made, f"unit {unit} was pulled after its update in step {step}"
+        assert unit not in network.now.made, f"unit {unit} was pulled after its update in {step}"
         assert handle.into is not None
         into = handle.into()
         assert into.nbytes == layout.unit_wire_bytes(unit)
@@ -553,7 +520,7 @@ class FakeNic:
         for index in chunks:
             chunk = layout.chunks[index]
             end = at + chunk.wire_bytes
-            weights = network.pages[index].weights
+            weights = network.units[unit].weights[chunk.start : chunk.start + chunk.elems]
             _kernel("none", ()).cast(weights, chunk.wire_dtype, into[at:end])
             at = end
         handle.into = None
@@ -578,7 +545,9 @@ class FakeStepHandle:
         self.verdict()
 
 
-def _floats(gradient: memoryview, dtype: str) -> F32Array:
-    tensor = torch.frombuffer(bytearray(gradient), dtype=getattr(torch, dtype))
+def _floats(pushed: _Pushed, elems: int) -> F32Array:
+    if pushed.data is None:
+        return np.zeros(elems, np.float32)
+    tensor = torch.frombuffer(bytearray(pushed.data), dtype=getattr(torch, pushed.dtype))
     values: F32Array = tensor.float().numpy().copy()
     return values

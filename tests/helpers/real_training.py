@@ -64,14 +64,15 @@ def digests(model: nn.Module, optimizer: Any) -> tuple[str, str]:
 
 
 def in_cluster(
-    directory: Path, work: Callable[[int], Any], *, world_size: int = 1, device: str = "cpu",
+    directory: Path, work: Callable[[int], Any], *, world_size: int = 1, device: Any = "cpu",
     **changes: Any,
 ) -> Trained:  # fmt: skip
     """`work(rank)` of every rank of one job, between luwu.init and luwu.finish; with one thread of
-    torch each, as fixtures of a module are made before `one_thread` of its tests."""
+    torch each, as fixtures of a module are made before `one_thread` of its tests. `device`: of all
+    ranks, or a list of each one's."""
 
     def worker(nic: Nic) -> Any:
-        luwu.init(nic=nic, device=device)
+        luwu.init(nic=nic, device=device[nic.rank] if isinstance(device, list) else device)
         found = work(nic.rank)
         luwu.finish()
         return found

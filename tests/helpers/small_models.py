@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.training_harness import Loss, assert_same_bits, reference, train
+from tests.helpers.training_harness import Loss, reference, train
 from workers.gpt import GPT, GPTConfig, init_weights
 
 STEPS = 4
@@ -121,9 +121,10 @@ def compare(
     loss: Loss = square_loss, *, optimizer: str = "adamw", update: str = "at_step",
     world_size: int = 2, eager: bool = True, steps: int = STEPS, backwards: int = 1,
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters(),
-    before_step: Callable[[nn.Module, Any, int], object] = lambda *_: None, **nic_options: Any,
+    before_step: Callable[[nn.Module, Any, int], object] = lambda *_: None,
+    dtype: torch.dtype | None = None, rel: float = 0.0, **nic_options: Any,
 ) -> FakeNetwork:  # fmt: skip
-    """Train both ways and compare every weight."""
+    """Train both ways and compare every weight: bit for bit, unless `rel` is given."""
     arguments = ARGUMENTS[optimizer]
     network = FakeNetwork(world_size, eager=eager)
     train(
@@ -134,8 +135,9 @@ def compare(
     expected = reference(
         make, lambda model: TORCH[optimizer](groups(model), **arguments), loss,
         world_size=world_size, steps=steps, backwards=backwards, before_step=before_step,
+        dtype=dtype,
     )  # fmt: skip
-    assert_same_bits(network.masters(), expected)
+    torch.testing.assert_close(network.masters(), dict(expected), rtol=rel, atol=rel / 10)
     assert network.step == steps
     return network
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -122,20 +123,25 @@ def reference(
     make: Callable[[], nn.Module], optimizer: Callable[[nn.Module], torch.optim.Optimizer],
     loss: Loss, *, world_size: int, steps: int, backwards: int = 1,
     before_step: Callable[[nn.Module, Any, int], object] = lambda *_: None,
+    dtype: torch.dtype | None = None,
 ) -> Mapping[str, torch.Tensor]:  # fmt: skip
-    """The same training in plain torch: gradients added in rank order, divided once."""
+    """The same training in plain torch: gradients added in rank order, divided once. `dtype`: of a
+    copy of the weights that forward and backward see; gradients are added in float32."""
     model = make()
     plain = optimizer(model)
+    computing = model if dtype is None else copy.deepcopy(model)
     for step in range(steps):
+        for seen, master in zip(computing.parameters(), model.parameters(), strict=True):
+            seen.data = master.data if dtype is None else master.data.to(dtype)
         total: dict[str, torch.Tensor] = {}
         for part in range(backwards):
             of_part: dict[str, torch.Tensor] = {}
             for rank in range(world_size):
-                model.zero_grad()
-                loss(model, step, rank, part).backward()
-                for name, parameter in model.named_parameters():
+                computing.zero_grad()
+                loss(computing, step, rank, part).backward()
+                for name, parameter in computing.named_parameters():
                     if parameter.grad is not None:
-                        _add(of_part, name, parameter.grad)
+                        _add(of_part, name, parameter.grad.to(torch.float32))
             for name, gradient in of_part.items():
                 _add(total, name, gradient)
         for name, parameter in model.named_parameters():

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib
 import importlib.util
 import sys
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 import luwu
 from tests.helpers.real_training import in_cluster
+from tests.helpers.training_harness import reference
 from tests.processes.jobs import text_file
 from workers.data import Batches, load_corpus
 
@@ -100,30 +100,19 @@ def alone(
     batches = make_batches(directory, options)
     masters = finetune.make_model(options)
     change(masters)
-    is_bf16 = options.dtype == "bfloat16"
-    computing = copy.deepcopy(masters) if is_bf16 else masters
-    optimizer = torch.optim.AdamW(finetune.trainable(masters), lr=options.lr)
-    pairs = list(zip(masters.parameters(), computing.parameters(), strict=True))
-    losses = []
-    for step in range(options.steps):
-        if is_bf16:
-            for master, seen in pairs:
-                seen.data = master.data.to(torch.bfloat16)
-        sums: dict[nn.Parameter, Tensor] = {}
-        total = 0.0
-        for rank in range(WORLD_SIZE):
-            inputs = finetune.batch_of(options, batches, step, rank=rank, world_size=WORLD_SIZE)
-            loss = computing(**inputs).loss
-            loss.backward()
-            total += loss.item()
-            for master, seen in pairs:
-                if seen.grad is not None:
-                    gradient = seen.grad.float()
-                    sums[master] = sums[master] + gradient if master in sums else gradient
-                    seen.grad = None
-        for master, gradient in sums.items():
-            master.grad = gradient / WORLD_SIZE
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total / WORLD_SIZE)
-    return losses, masters
+    losses: list[float] = []
+
+    def loss(model: nn.Module, step: int, rank: int, part: int) -> Tensor:
+        inputs = finetune.batch_of(options, batches, step, rank=rank, world_size=WORLD_SIZE)
+        found: Tensor = model(**inputs).loss
+        losses.append(found.item())
+        return found
+
+    reference(
+        lambda: masters, lambda model: torch.optim.AdamW(finetune.trainable(model), lr=options.lr),
+        loss, world_size=WORLD_SIZE, steps=options.steps,
+        dtype=torch.bfloat16 if options.dtype == "bfloat16" else None,
+    )  # fmt: skip
+    return [
+        sum(each) / WORLD_SIZE for each in zip(*[iter(losses)] * WORLD_SIZE, strict=True)
+    ], masters

@@ -128,6 +128,17 @@ def ours(loop: Loop, precision: str = "32-true", **network: Any) -> tuple[list[f
     return found, weights
 
 
+def assert_same(
+    loop: Loop, reference: Loop | None = None, precision: str = "32-true", **network: Any
+) -> tuple[list[float], Any]:
+    """What the loop finds, and the weights: those of plain Fabric, to the bit."""
+    expected, weights = plain(reference or loop, precision)
+    found, pulled = ours(loop, precision, **network)
+    assert found == expected
+    assert_same_weights(pulled, weights)
+    return found, pulled
+
+
 def train(fabric: Any, model: Any, optimizer: Any) -> list[float]:
     losses = []
     for x, y in batches():
@@ -167,11 +178,7 @@ def test_fabric_trains_with_the_bits_of_plain_fabric() -> None:
                 scheduler.step()
         return [*losses, scheduler.get_last_lr()[0]]
 
-    expected, weights = plain(loop)
-    found, pulled = ours(loop)
-    assert found == expected
-    assert found[-1] == 1e-2 / 4
-    assert_same_weights(pulled, weights)
+    assert assert_same(loop)[0][-1] == 1e-2 / 4
 
 
 @pytest.mark.feature("Fabric: setup, training_step, mark_forward_method, backward, step")
@@ -204,11 +211,7 @@ def test_fabric_sends_other_methods_through_forward() -> None:
 @pytest.mark.feature("Fabric: precision")
 def test_fabric_autocast() -> None:
     """I4. Goal: bf16-mixed is autocast over weights in float32, as in plain Fabric."""
-    expected, _ = plain(train)
-    mixed, weights = plain(train, "bf16-mixed")
-    found, pulled = ours(train, "bf16-mixed")
-    assert found == mixed != expected
-    assert_same_weights(pulled, weights)
+    assert assert_same(train, precision="bf16-mixed")[0] != plain(train)[0]
 
 
 @pytest.mark.feature("Fabric: precision")
@@ -233,10 +236,7 @@ def test_fabric_in_bfloat16() -> None:
             losses.append(loss.item())
         return losses
 
-    expected, weights = plain(loop, "bf16-true")
-    found, pulled = ours(train, "bf16-true")
-    assert found == expected
-    assert_same_weights(pulled, weights)
+    _, pulled = assert_same(train, loop, precision="bf16-true")
     assert pulled["0.weight"].dtype == torch.bfloat16
 
 
@@ -268,10 +268,7 @@ def test_fabric_accumulates(update: str) -> None:
             optimizer.zero_grad()
         return losses
 
-    expected, weights = plain(loop)
-    found, pulled = ours(loop, update=update)
-    assert found == expected
-    assert_same_weights(pulled, weights)
+    assert_same(loop, update=update)
 
 
 @pytest.mark.feature("Fabric: clip_gradients")

@@ -8,8 +8,8 @@ its attempt is in the log of whom it tried is checked by `campaign.py`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -23,13 +23,14 @@ from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.keys import OwnKey, read_secret
 from luwu.base.limits import PROTOCOL_VERSION
 from luwu.transport.curve import Security, public_of
-from luwu.transport.interface import Delivery, PeerFailed, PeerUp
+from luwu.transport.interface import Delivery, PeerFailed
 from luwu.transport.zeromq import ZeroMqTransport
 from luwu.wire import messages as wire
 from luwu.wire.codec import decode, encode
 from luwu.wire.messages import Role
 from tests.helpers.tap import Tap
 from tests.helpers.transports import tcp_endpoint
+from tests.jobs.test_floods import SWITCH, connected
 
 NAMES: Final = {
     "node": "node", "switch": "switch", "worker-0": "worker", "worker-1": "worker",
@@ -132,7 +133,7 @@ def recorded_bytes(target: Target, random: Random) -> str:
     """Says again, byte for byte, what somebody with a good key said a moment ago."""
     endpoint = tcp_endpoint(target.switch)
     with Tap(endpoint) as tap, _member(replace(target, switch=tap.endpoint), "reader") as transport:
-        transport.send("parent", encode(target.said(wire.Open, role=Role.READER, reader=1)))
+        transport.send(SWITCH, encode(target.said(wire.Open, role=Role.READER, reader=1)))
         fault = _awaited(transport, (wire.Opened, wire.Gone))
         if fault:
             return fault
@@ -261,15 +262,9 @@ def _thrown_out(dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> str:
     return "nobody threw it out" if is_connected else "it could not even try: nobody listens"
 
 
-@contextmanager
-def _member(target: Target, name: str) -> Iterator[ZeroMqTransport]:
+def _member(target: Target, name: str) -> AbstractContextManager[ZeroMqTransport]:
     """Connected with a key that is allowed to."""
-    with ZeroMqTransport(security=Security(own=target.key(name))) as transport:
-        transport.dial("parent", target.switch)
-        until_ns = SYSTEM_CLOCK.now_ns() + LIMIT_NS
-        while not isinstance(heard := transport.receive(200_000_000), PeerUp):
-            assert SYSTEM_CLOCK.now_ns() < until_ns, f"{name} was not let in: {heard}"
-        yield transport
+    return connected(target.switch, Security(own=target.key(name)))
 
 
 def _lie(
@@ -279,7 +274,7 @@ def _lie(
     """Say what is not true with a key that may connect; what went wrong."""
     with _member(target, name) as transport:
         for message, payload in said:
-            transport.send("parent", encode(message), () if payload is None else (payload,))
+            transport.send(SWITCH, encode(message), () if payload is None else (payload,))
         return _awaited(transport, answers)
 
 

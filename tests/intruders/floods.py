@@ -36,7 +36,6 @@ from luwu.transport.interface import (
     CreditExceeded,
     Delivery,
     PeerGone,
-    PeerUp,
     SendHandle,
     Transport,
 )
@@ -49,6 +48,7 @@ from tests.fuzz.mutate import payload_counts, random_message
 from tests.helpers.key_directories import make_keys
 from tests.helpers.local_job import LARGE, Job, Worker, check
 from tests.intruders.clients import NAMES
+from tests.jobs.test_floods import connected, queue, send
 
 LINES_MAX: Final = 100
 """By which the log of a process may grow."""
@@ -58,7 +58,6 @@ DECIDES: Final = (
 )  # fmt: skip
 """What a member decides with: it repeats these, and makes none up."""
 _ENDPOINT: Final = "tcp://127.0.0.1:0"
-_TOWARDS: Final = "flooded"
 _LAST_READER: Final = 2**61
 
 
@@ -124,15 +123,10 @@ class Flood:
         """Send them all; `failure` says what kept us from it."""
         random = Random(self.seed)
         kinds = [kind for kind in wire.MESSAGE_TYPES if kind not in self.left_out]
-        with ZeroMqTransport(security=self.key) as transport:
-            transport.dial(_TOWARDS, self.endpoint)
-            while not isinstance(heard := transport.receive(20 * 10**9), PeerUp):
-                if heard is None:
-                    self.failure = "it could not connect"
-                    return
+        with connected(self.endpoint, self.key) as transport:
             while self.sent < self.count:
                 kind = kinds[self.sent % len(kinds)]
-                if not self._send(transport, *self._next(random, kind)):
+                if not send(transport, *self._next(random, kind)):
                     self.failure = "its connection was lost"
                     return
                 self.kinds.add(kind)
@@ -146,10 +140,10 @@ class Flood:
             job=self.job, epoch=0, step=0, attempt=0, role=Role.READER, rank=0, incarnation=1,
             generation=0, reader=_LAST_READER,
         )  # fmt: skip
-        was_sent = self._queue(transport, encode(shut), [])
+        queue(transport, encode(shut))
         last: list[Any] = []
         until_ns = SYSTEM_CLOCK.now_ns() + 20 * 10**9
-        while was_sent and (left_ns := until_ns - SYSTEM_CLOCK.now_ns()) > 0:
+        while (left_ns := until_ns - SYSTEM_CLOCK.now_ns()) > 0:
             heard = transport.receive(left_ns)
             if isinstance(heard, Delivery):
                 answer = decode(heard.header, len(heard.buffers))
@@ -158,7 +152,7 @@ class Flood:
                 last = [*last[-4:], answer]
             elif heard is not None:  # None may come early, when something that was sent is done
                 last = [*last[-4:], heard]
-        self.failure = f"its last message was not answered (sent: {was_sent}), but: {last}"
+        self.failure = f"its last message was not answered, but: {last}"
 
     def _next(self, random: Random, kind: type[wire.Message]) -> tuple[bytes, list[bytes]]:
         rank = random.randrange(2)
@@ -170,27 +164,6 @@ class Flood:
             attempt=random.randrange(3), generation=random.randrange(1, 3),
             incarnation=random.choice((1, 2**62)), payload_bytes=self.payload_bytes,
         )  # fmt: skip
-
-    def _send(self, transport: ZeroMqTransport, header: bytes, buffers: list[bytes]) -> bool:
-        """Send a message and read what has been answered so far; False if the peer is gone."""
-        if not self._queue(transport, header, buffers):
-            return False
-        while (heard := transport.receive(0)) is not None:
-            if isinstance(heard, Delivery):
-                heard.release()
-        return True
-
-    def _queue(self, transport: ZeroMqTransport, header: bytes, buffers: list[bytes]) -> bool:
-        """Send a message as soon as there is credit; False if the peer is gone."""
-        while True:
-            try:
-                transport.send(_TOWARDS, header, buffers)
-            except CreditExceeded:
-                transport.receive(10**6)
-            except PeerGone:
-                return False
-            else:
-                return True
 
 
 class FloodedCluster(LocalCluster):

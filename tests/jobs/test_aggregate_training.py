@@ -14,7 +14,6 @@ from luwu.launch.local_cluster import LocalCluster
 from tests.helpers.local_job import Job as LocalJob
 from tests.helpers.real_training import Trained, in_cluster
 from tests.helpers.small_models import gpt_config, gpt_loss, make_gpt, shard_gpt
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 STEPS = 8
 

@@ -43,18 +43,6 @@ def on_disk(job: Job, tmp_path: Path, *, has_switch: bool = True, resume: bool =
 
 
 @every_order
-@every_place
-@pytest.mark.parametrize("transport", ["inproc", "shm"])
-@pytest.mark.parametrize("extent_chunks", [2, 16])
-def test_extents_change_no_bit(
-    update: str, has_switch: bool, transport: str, extent_chunks: int, tmp_path: Path
-) -> None:
-    job = Job(layout=make_layout(extent_chunks=extent_chunks), update=update)
-    with cluster_for(job, tmp_path, has_switch=has_switch, transport=transport) as cluster:
-        check(cluster, job, cluster.run(Worker(job)))
-
-
-@every_order
 @pytest.mark.parametrize("wire_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("budget_kib", [720, 1000, 2000])
 def test_pages_that_are_worked_on_at_once_change_no_bit(
@@ -128,22 +116,6 @@ def test_a_step_that_is_not_finite_is_skipped_in_extents(
         results = cluster.run(Worker(job))
         check(cluster, job, results)
         assert not any(seen.aborted_steps for seen in results)
-
-
-@every_order
-def test_clipping_does_not_depend_on_extents(update: str, tmp_path: Path) -> None:
-    """I3. Goal: the norm is made of the same blocks, so it is the same to the last bit."""
-    norms = []
-    for extent_chunks in (1, 2, 100):
-        clip = 0.5 if update == "at_step" else None
-        job = Job(
-            layout=make_layout(extent_chunks=extent_chunks), update=update, max_grad_norm=clip
-        )
-        with cluster_for(job, tmp_path) as cluster:
-            results = cluster.run(Worker(job))
-            check(cluster, job, results)
-        norms.append([results[0].outcomes[step] for step in range(job.steps)])
-    assert norms == [norms[0]] * 3
 
 
 # ---------------------------------------------------------------------------- pages of an extent

@@ -48,12 +48,12 @@ def connected(endpoint: str, security: Security | None = None) -> Iterator[ZeroM
     """A connection of somebody who may connect and has not joined."""
     with ZeroMqTransport(security=security) as transport:
         transport.dial(SWITCH, endpoint)
-        while not isinstance(transport.receive(None), PeerUp):
-            pass
+        while not isinstance(heard := transport.receive(20 * 10**9), PeerUp):
+            assert heard is not None, f"{endpoint} lets nobody in"
         yield transport
 
 
-def send(transport: Transport, header: bytes, buffers: Sequence[bytes] = ()) -> bool:
+def queue(transport: Transport, header: bytes, buffers: Sequence[bytes] = ()) -> bool:
     """Send, however long that takes; False if the connection is gone."""
     while True:
         try:
@@ -63,9 +63,16 @@ def send(transport: Transport, header: bytes, buffers: Sequence[bytes] = ()) -> 
         except PeerGone:
             return False
         else:
-            while transport.receive(0) is not None:
-                pass
             return True
+
+
+def send(transport: Transport, header: bytes, buffers: Sequence[bytes] = ()) -> bool:
+    """The same; what has been answered so far is read."""
+    is_sent = queue(transport, header, buffers)
+    while is_sent and (heard := transport.receive(0)) is not None:
+        if isinstance(heard, Delivery):
+            heard.release()
+    return is_sent
 
 
 def said(cluster: LocalCluster, kind: type[Any], **fields: Any) -> bytes:

@@ -14,9 +14,8 @@ import luwu
 from luwu.aggregate import make_aggregator
 from luwu.base.errors import ConfigError
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.helpers.real_training import in_cluster, seeded
-from tests.helpers.small_models import Stack, shard, square_loss
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
+from tests.helpers.real_training import in_cluster, sharded
+from tests.helpers.small_models import Stack, square_loss
 from tests.optim.test_own_optimizer import install
 from tests.wire.test_aggregators import ELEMS, combine, decode, encode, gradients
 
@@ -32,8 +31,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def train(rank: int) -> list[float]:
     """Losses of a small model."""
-    model = seeded(lambda: Stack(blocks=2))
-    shard(model)
+    model = sharded(lambda: Stack(blocks=2))
     optimizer = luwu.optim.SGD(model.parameters(), lr=0.05)
     losses = []
     for _ in range(STEPS):

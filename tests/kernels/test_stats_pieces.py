@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import RemoteProtocolError
-from luwu.layout import Layout, Parameter, Share, Unit
+from luwu.layout import Share
 from luwu.wire.hyper import StepHyper, decode_hyper, encode_hyper
 from luwu.wire.reading import VersionFacts, parse_facts
 from luwu.wire.statistics import (
@@ -31,7 +31,6 @@ from switch_emu.node.statistics import Statistics
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import ADAMW, LION, MOMENTUM, NONE, PLAIN, Job, kernel_of, squares_of
 from tests.helpers.local_job import make_layout
-from tests.helpers.training_harness import one_thread  # noqa: F401 - for every test here
 
 pytestmark = pytest.mark.feature("luwu.stats")
 cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this module
@@ -117,36 +116,6 @@ def test_attempts_do_not_mix() -> None:
     add(0, 2, 4, 4.0)
     statistics.decided(2, 5)  # skipped: a new attempt
     assert statistics.latest is latest
-
-
-@pytest.mark.parametrize("chunk_bytes", [16 * 1024, 32 * 1024])
-def test_pieces_are_segments_cut_by_blocks(chunk_bytes: int) -> None:
-    """Goal: each element of each parameter is in one piece, and padding in none; in groups of
-    pages too."""
-    layout = Layout(
-        parameters=tuple(Parameter(name=str(n), shape=(n,)) for n in (9000, 3, 20_000, 5000)),
-        units=(Unit(name="one", parameters=(0, 1, 2)), Unit(name="two", parameters=(3,))),
-        chunk_bytes=chunk_bytes,
-        extent_chunks=4,
-    )
-    sizes = {chunk.index: chunk.elems for chunk in layout.chunks}
-    groups = [
-        group
-        for extent in layout.extents
-        for group in extent_pages(Share(layout), extent.index, sizes.__getitem__, 3)
-    ]
-    assert max(group.count for group in groups) > 1
-    for group in groups:
-        borders = Statistics.pieces(group).borders.tolist()
-        covered = [i for start, stop in borders for i in range(start, stop)]
-        inside = [
-            index * group.page_elems + i
-            for index, chunk in enumerate(group.chunks)
-            for s in layout.segments(chunk)
-            for i in range(s.chunk_start, s.chunk_start + s.elems)
-        ]  # fmt: skip
-        assert covered == inside
-        assert all(start // 4096 == (stop - 1) // 4096 for start, stop in borders)
 
 
 def test_sums_do_not_depend_on_how_they_are_cut() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,38 +11,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import luwu
-from luwu.checkpoint.export_state import ExportOptions, export_state
-from luwu.checkpoint.source import RestingState, RunningState
 from luwu.commands.main import main
 from luwu.optim.averages import WeightAverage
-from luwu.wire.stored import average_rate
-from tests.helpers.real_training import (
-    digest_of,
-    in_cluster,
-    in_every_way,
-    seeded,
-    sharded,
-    train_steps,
-)
-from tests.helpers.small_models import Numbers, batch
+from tests.helpers.real_training import in_cluster, seeded, sharded, train_steps
+from tests.helpers.small_models import Numbers
 
-KIB = 1024
 DECAY, START, EVERY = 0.99, 50, 3
 RULES: dict[str, WeightAverage] = {"ema": luwu.ema(DECAY), "swa": luwu.swa(START, EVERY)}
-
-
-def work_with(rule: WeightAverage | None, steps: int) -> Callable[[int], tuple[str, str]]:
-    """A rank of a job with AdamW; digests of its weights and of their average after some steps."""
-
-    def work(rank: int) -> tuple[str, str]:
-        model = sharded()
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=rule)
-        train_steps(model, optimizer, 0, steps, rank)
-        weights = luwu.get_model_state_dict(model)
-        average = {} if rule is None else luwu.get_model_state_dict(model, average=True)
-        return digest_of(weights), digest_of(average)
-
-    return work
 
 
 def small() -> nn.Module:
@@ -90,46 +63,10 @@ def test_an_average_is_that_of_torch(rule: str, optimizer: str, tmp_path: Path) 
 
 
 @pytest.mark.feature("an average of the weights")
-@pytest.mark.parametrize("rule", ["ema", pytest.param("swa", marks=pytest.mark.slow)])
-def test_an_average_has_one_digest(rule: str, tmp_path: Path) -> None:
-    """I3. Goal: the same bits whatever the chunks, the memory, the nodes and the replicas; the
-    weights are those of a job without it."""
-    work = work_with(luwu.ema(0.9) if rule == "ema" else luwu.swa(1, 2), 5)
-    weights, _ = in_every_way(tmp_path, work)
-    without = in_cluster(tmp_path / "without", work_with(None, 5), world_size=2)
-    assert without.results[0][0] == weights
-
-
-@pytest.mark.feature("an average of the weights")
-def test_an_average_is_exported_while_training_goes_on(tmp_path: Path) -> None:
-    """Goal: an export holds the average of the decided step that was opened; the training does not
-    change by it. Method: two more steps between opening and reading."""
-
-    def work(reads: bool) -> Callable[[int], None]:
-        def of_rank(rank: int) -> None:
-            model = sharded()
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
-            train_steps(model, optimizer, 0, 4)
-            if not reads:
-                train_steps(model, optimizer, 4, 6)
-                return
-            expected = luwu.get_model_state_dict(model, average=True)
-            with RunningState(luwu.session().open_reader()) as source:
-                train_steps(model, optimizer, 4, 6)
-                exported = export_state(source, tmp_path / "out", ExportOptions(average=True))
-            found = load_file(tmp_path / "out" / "model.safetensors")
-            assert (exported.step, digest_of(found)) == (4, digest_of(expected))
-
-        return of_rank
-
-    digests = {in_cluster(tmp_path / str(reads), work(reads)).digest for reads in (True, False)}
-    assert len(digests) == 1
-
-
-@pytest.mark.feature("an average of the weights")
 def test_an_average_goes_through_files(tmp_path: Path) -> None:
     """Goal: an average is exported in place of the weights; where only weights are brought, it
-    begins with them. (Exports of all: `test_state_dtypes.py`, `test_muon.py`.)"""
+    begins with them. (Exports of all, and all ways to run: `test_state_dtypes.py`; checkpoints:
+    `checkpoint/test_app_state.py`.)"""
     state = tmp_path / "state"
 
     def train(_: int) -> dict[str, Tensor]:
@@ -151,32 +88,6 @@ def test_an_average_goes_through_files(tmp_path: Path) -> None:
 
     begun = in_cluster(tmp_path / "b", begin).results[0]
     assert all(torch.equal(begun[name], before[name]) for name in before)
-
-
-@pytest.mark.feature("an average of the weights")
-def test_an_average_begins_with_the_weights_of_a_state_dict_of_torch(tmp_path: Path) -> None:
-    """Goal: torch's has none. (One that has it: `test_muon.py`.)"""
-    weights: dict[str, Tensor] = {}
-    given: dict[str, Any] = {}
-
-    def first(_: int) -> None:
-        model = sharded()
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2)
-        train_steps(model, optimizer, 0, 4)
-        weights.update(luwu.get_model_state_dict(model))
-        given.update(luwu.get_optimizer_state_dict(model, optimizer))
-
-    def second(_: int) -> None:
-        model = sharded()
-        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, average=luwu.ema(0.9))
-        luwu.set_model_state_dict(model, weights)
-        luwu.set_optimizer_state_dict(model, optimizer, given)
-        model(batch(4, 0, 0))
-        found = luwu.get_model_state_dict(model, average=True)
-        assert all(torch.equal(found[name], weights[name]) for name in weights)
-
-    in_cluster(tmp_path / "first", first)
-    in_cluster(tmp_path / "second", second)
 
 
 @pytest.mark.feature("an average of the weights")
@@ -214,17 +125,10 @@ def test_only_updates_count(tmp_path: Path) -> None:
     in_cluster(tmp_path, work)
 
 
-def test_rates_of_swa() -> None:
-    """Goal: each sample counts as much, whatever lies between; before the first, the average is the
-    weights."""
-    hyper = luwu.swa(5, 3).numbers
-    assert [average_rate(hyper, updates) for updates in range(13)] == [
-        1, 1, 1, 1, 1, 1, 0, 0, 1 / 2, 0, 0, 1 / 3, 0,
-    ]  # fmt: skip
-
-
 @pytest.mark.feature("an average of the weights")
-def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_averaged_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Goal: numbers out of range, another kind of thing, and reading an average that is not kept
     are refused in words."""
     for make, text in (
@@ -247,9 +151,8 @@ def test_what_cannot_be_averaged_is_refused(tmp_path: Path) -> None:
         with pytest.raises(luwu.ConfigError, match="is fixed when the optimizer is created"):
             optimizer.average = luwu.ema(0.9)
 
-    in_cluster(tmp_path, work)
-    state = tmp_path / "state"
-    in_cluster(tmp_path, work_with(None, 1), state=state)
-    with RestingState(state) as source, pytest.raises(luwu.ConfigError, match="keeps no average"):
-        export_state(source, tmp_path / "out", ExportOptions(average=True))
+    in_cluster(tmp_path, work, state=tmp_path / "state")
+    line = ["export", str(tmp_path / "state"), str(tmp_path / "out"), "--average"]
+    assert main(line) == 2
+    assert "keeps no average" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+@functools.cache
 def by_hand(make: Any, rounds: int = ROUNDS, resumed_at: int = -1) -> dict[str, Tensor]:
     """The same in plain torch: all workers in this process. `resumed_at`: before this round the
     local optimizers are made anew."""

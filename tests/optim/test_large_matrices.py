@@ -19,6 +19,7 @@ from switch_emu.node.core import NodeCore
 from switch_emu.node.sheets import Matrix
 from tests.helpers.real_training import KIB, MIB, digests, in_cluster, sharded, train_steps
 from tests.helpers.small_models import Block, Stack, batch
+from tests.optim.test_muon import groups_of
 
 pytestmark = pytest.mark.feature("Muon")
 
@@ -42,14 +43,6 @@ def make() -> nn.Module:
     return model
 
 
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim == 2]},
-        {"params": [p for p in parameters if p.ndim != 2], "use_muon": False, "lr": 1e-3},
-    ]
-
-
 def work_with(steps: int = 4, **arguments: Any) -> Callable[[int], Any]:
     """A rank that goes on from the step that is open."""
 
@@ -63,15 +56,18 @@ def work_with(steps: int = 4, **arguments: Any) -> Callable[[int], Any]:
     return work
 
 
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
+FEW_BITS = {"average": luwu.ema(0.9), "state_dtype": "int8", "master_dtype": "bfloat16"}
+
+
 @pytest.mark.parametrize(
-    "arguments",
+    ("update", "arguments"),
     [
-        {},
-        {"max_grad_norm": 1e-3},
-        {"average": luwu.ema(0.9), "state_dtype": "int8", "master_dtype": "bfloat16"},
+        ("at_step", {}), ("streaming", {"max_grad_norm": 1e-3}), ("streaming", FEW_BITS),
+        pytest.param("streaming", {}, marks=pytest.mark.slow),
+        pytest.param("at_step", {"max_grad_norm": 1e-3}, marks=pytest.mark.slow),
+        pytest.param("at_step", FEW_BITS, marks=pytest.mark.slow),
     ],
-)
+)  # fmt: skip
 def test_several_chunks_have_the_bits_of_one(
     update: str, arguments: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -80,6 +76,8 @@ def test_several_chunks_have_the_bits_of_one(
     work = work_with(update=update, **arguments)
     ways: list[dict[str, Any]] = [
         ONE,
+        ONE | {"state": tmp_path / "one", "memory_budget_bytes": 4 * MIB},
+        ONE | {"optimizer_nodes": 2, "replicas": 2, "extent_chunks": 2},
         SEVERAL,
         SEVERAL | {"extent_chunks": 2},
         SEVERAL | {"extent_chunks": 8},

@@ -22,7 +22,7 @@ from switch_emu.native.build import build
 from switch_emu.native.fold import Product, portable_product
 from switch_emu.node.kernels.portable import BLOCK_ELEMS, Muon, _norm
 from tests.helpers import kernel_jobs
-from tests.helpers.real_training import digests, in_cluster, in_every_way, sharded, train_steps
+from tests.helpers.real_training import digests, in_cluster, sharded, train_steps
 from tests.helpers.small_models import Stack, batch
 
 cache = kernel_jobs.cache  # a fixture of this module
@@ -158,15 +158,7 @@ def test_blocks_change_no_bit(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert _norm(values) == math.sqrt(math.fsum(lanes) + math.fsum(rest * rest))
 
 
-@pytest.mark.feature("Muon")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_a_job_has_one_digest(update: str, tmp_path: Path) -> None:
-    """I3. Goal: the same bits whatever the chunks, the extents, the memory, the nodes, the replicas
-    and whether the library is there."""
-    in_every_way(tmp_path, work_with(5, update=update), chunk_bytes=32 * KIB)
-
-
-@pytest.mark.slow  # the digest over other budgets is above
+@pytest.mark.slow  # the digest over other budgets: test_large_matrices.py
 @pytest.mark.feature("Muon")
 def test_out_of_core_with_an_eighth_of_the_state(tmp_path: Path) -> None:
     """I3. Goal: with a budget of 1/8 of the state, on one node and on two, the same bits as in

@@ -6,18 +6,18 @@ torch's fused optimizer, or be refused; what torch refuses, ours refuses too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import luwu
 from luwu.base.errors import ConfigError
-from luwu.launch.local_cluster import LocalCluster
-from luwu.nic.shell import Nic
+from tests.helpers.real_training import digest_of, in_cluster, seeded
 
 STEPS = 5
 OURS = {name: getattr(luwu.optim, name) for name in ("SGD", "Adam", "AdamW", "Lion")}
@@ -38,47 +38,32 @@ def info_of(name: str) -> Any:
     return found
 
 
-class Seen(nn.Linear):
-    """A layer that keeps what it computed with."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.weights = [self.weight.detach().clone(), self.bias.detach().clone()]
-        return super().forward(x)
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))  # whole vectors: I4
 
 
-def make_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(Seen(16, 32), nn.Tanh(), Seen(32, 16))  # whole vectors, as I4 says
-
-
-def train(model: nn.Sequential, optimizer: Any) -> list[Tensor]:
-    """The weights after some steps."""
+def train(model: nn.Module, optimizer: Any) -> None:
     generator = torch.Generator().manual_seed(1)
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.randn(4, 16, generator=generator)).square().mean().backward()
         optimizer.step()
-    with torch.no_grad():
-        model(torch.zeros(1, 16))
-    return [weights for layer in model if isinstance(layer, Seen) for weights in layer.weights]
 
 
-def through_a_node(directory: Path, work: Callable[[nn.Sequential], Any]) -> Any:
-    """`work(model)` of the one worker of a cluster, whose model is sharded."""
+def by_luwu(directory: Path, make: Callable[[Any], Any]) -> str:
+    """The digest of the weights after some steps, through a node."""
 
-    def worker(nic: Nic) -> Any:
-        luwu.init(nic=nic, device="cpu")
-        model = make_model()
-        luwu.fully_shard(model[0])
-        luwu.fully_shard(model)
-        found = work(model)
-        luwu.finish()
-        return found
+    def work(_: int) -> None:
+        model = luwu.fully_shard_each(seeded(make_model), nn.Linear)
+        train(model, make(model.parameters()))
 
-    with LocalCluster(
-        world_size=1, state=None, memory_budget_bytes=8 * 2**20, summary=directory / "summary.json"
-    ) as cluster:
-        return cluster.run(worker)[0]
+    return in_cluster(directory, work).digest
+
+
+def by_torch(make: Callable[[Any], Any]) -> str:
+    model = seeded(make_model)
+    train(model, make(model.parameters()))
+    return digest_of(dict(model.named_parameters()))
 
 
 @pytest.mark.feature("SGD, Adam, AdamW: torch's own test inputs")
@@ -95,18 +80,9 @@ def test_inputs_of_optim_db(name: str, tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match=refused[0]):
                 OURS[name](make_model().parameters(), **options)
             continue
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        same_bits(directory, name, options)
-
-
-def same_bits(directory: Path, name: str, options: dict[str, Any]) -> None:
-    """Train by ours and by torch's fused one, and compare; training changes something."""
-    found = through_a_node(directory, lambda m: train(m, OURS[name](m.parameters(), **options)))
-    model = make_model()
-    expected = train(model, getattr(torch.optim, name)(model.parameters(), fused=True, **options))
-    assert all(map(torch.equal, found, expected))
-    assert not any(map(torch.equal, found, make_model().parameters()))
+        found = by_luwu(tmp_path / str(number), functools.partial(OURS[name], **options))
+        theirs = functools.partial(getattr(torch.optim, name), fused=True, **options)
+        assert found == by_torch(theirs) != digest_of(dict(seeded(make_model).named_parameters()))
 
 
 @pytest.mark.parametrize("name", TORCHS)
@@ -129,12 +105,9 @@ def test_errors_of_optim_db(name: str) -> None:
 def test_one_beta_may_be_a_tensor(tmp_path: Path) -> None:
     """Goal: `TAKEN` is no mistake here: its value is what counts."""
     beta = torch.tensor(0.95)
-    found = through_a_node(
-        tmp_path, lambda m: train(m, luwu.optim.Adam(m.parameters(), betas=(0.9, beta)))
-    )
-    model = make_model()
-    plain = torch.optim.Adam(model.parameters(), betas=(0.9, beta.item()), fused=True)
-    assert all(map(torch.equal, found, train(model, plain)))
+    found = by_luwu(tmp_path, functools.partial(luwu.optim.Adam, betas=(0.9, beta)))
+    plain = functools.partial(torch.optim.Adam, betas=(0.9, beta.item()), fused=True)
+    assert found == by_torch(plain)
 
 
 @pytest.mark.feature("Lion")
@@ -143,9 +116,8 @@ def test_one_beta_may_be_a_tensor(tmp_path: Path) -> None:
 def test_lion_is_that_of_its_paper(maximize: bool, weight_decay: float, tmp_path: Path) -> None:
     """I4. Goal: the bits of algorithm 2 of arXiv 2302.06675, written down on whole tensors."""
     options: dict[str, Any] = {"maximize": maximize, "weight_decay": weight_decay, "lr": 1e-2}
-    found = through_a_node(tmp_path, lambda m: train(m, luwu.optim.Lion(m.parameters(), **options)))
-    model = make_model()
-    assert all(map(torch.equal, found, train(model, PlainLion(model.parameters(), options))))
+    found = by_luwu(tmp_path, functools.partial(luwu.optim.Lion, **options))
+    assert found == by_torch(lambda parameters: PlainLion(parameters, options))
 
 
 class PlainLion(torch.optim.Optimizer):

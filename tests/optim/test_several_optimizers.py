@@ -213,11 +213,8 @@ def compete(
             end(turn)
 
 
-@pytest.mark.feature("several optimizers in one run")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_two_models_with_an_optimizer_each(update: str, tmp_path: Path) -> None:
-    """I1, I4. Goal: bit for bit the weights of two torch optimizers, whose gradients are the means
-    of two workers; also where a worker has no samples, and so does not know who will step."""
+def plain_competition(ranks: list[int]) -> tuple[nn.Module, nn.Module]:
+    """Maker and critic as two optimizers of torch train them."""
     maker, critic = seeded(Stack), seeded(Critic, 8)
     plain = (
         torch.optim.AdamW(critic.parameters(), lr=2e-3, fused=True),
@@ -227,12 +224,20 @@ def test_two_models_with_an_optimizer_each(update: str, tmp_path: Path) -> None:
     def step(turn: int) -> None:
         for group in plain[turn].param_groups:
             for parameter in group["params"]:
-                parameter.grad.div_(2)
+                parameter.grad.div_(len(ranks))
         plain[turn].step()
         for each in plain:
             each.zero_grad()
 
-    compete(maker, critic, [0, 1], step)
+    compete(maker, critic, ranks, step)
+    return maker, critic
+
+
+@pytest.mark.feature("several optimizers in one run")
+@pytest.mark.parametrize("update", ["at_step", "streaming"])
+def test_two_models_with_an_optimizer_each(update: str, tmp_path: Path) -> None:
+    """I1, I4. Goal: bit for bit the weights of two torch optimizers, whose gradients are the means
+    of two workers; also where a worker has no samples, and so does not know who will step."""
 
     def work(rank: int) -> tuple[dict[str, Tensor], ...]:
         models = sharded(), sharded(Critic, 8)
@@ -251,7 +256,7 @@ def test_two_models_with_an_optimizer_each(update: str, tmp_path: Path) -> None:
         return tuple(luwu.get_model_state_dict(model) for model in models)
 
     found = in_cluster(tmp_path, work, world_size=2).results[0]
-    for model, weights in zip((maker, critic), found, strict=True):
+    for model, weights in zip(plain_competition([0, 1]), found, strict=True):
         assert digest_of(weights) == digest_of(dict(model.named_parameters()))
 
 

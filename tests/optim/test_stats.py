@@ -150,6 +150,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], str]:
         {"chunk_bytes": 64 * 1024},
         {"has_switch": False, "chunk_bytes": 32 * 1024},
         {"on_disk": True, "memory_budget_bytes": 4 * MIB},
+        {"on_disk": True, "chunk_bytes": 32 * 1024, "extent_chunks": 4},
         {"on_disk": True, "transport": "shm", "update": "streaming"},
         {"has_switch": False, "update": "streaming", "transport": "ipc"},
         {"kernel": "portable", "chunk_bytes": 32 * 1024},
@@ -160,7 +161,7 @@ def test_statistics_depend_on_values_alone(
     changes: dict[str, Any], expected: tuple[list[Any], str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Goal: bit for bit the same whatever chunks, store, transport, kernel and order of work."""
+    """Goal: bit for bit the same whatever chunks, extents, store, transport, kernel and order."""
     changes = dict(changes)
     if changes.pop("kernel", "") == "portable":  # no compiler, and nothing that it made before
         monkeypatch.setenv("PATH", "")

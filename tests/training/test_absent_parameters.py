@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,12 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import luwu
 from luwu.base.errors import StateError
-from luwu.layout import Layout, Parameter, Share, Unit
-from luwu.wire.hyper import StepHyper
 from switch_emu.node import placement
-from switch_emu.node.extent_pages import UpdateCounts, extent_pages, update_runs
-from switch_emu.node.kernels import Run
 from switch_emu.node.pages import store_config
 from switch_emu.store import StoreConfig
 from tests.checkpoint.test_state_dicts import assert_same
 from tests.helpers.real_training import digest_of, in_cluster, seeded
+from tests.helpers.training_harness import reference
 
 WORLD_SIZE, STEPS = 2, 6
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -110,38 +107,34 @@ def sample(size: int, step: int, part: int, rank: int) -> Tensor:
     return torch.randn(size, generator=generator)
 
 
-def by_torch(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """The same training in one process: sums over ranks, then over backwards, then the mean."""
-    parameters = dict(model.named_parameters())
-    for step in range(STEPS):
-        optimizer.zero_grad()
+def by_torch(plan: Plan, make: Callable[[nn.Module], torch.optim.Optimizer]) -> tuple[Any, Any]:
+    """The same training in one process; the model and its optimizer."""
+    plain = seeded(lambda: Model(plan.sizes))
+    optimizer = make(plain)
+
+    def loss(model: Any, step: int, rank: int, part: int) -> Tensor:
         plan.freeze(model, step)
-        trained = {name: each for name, each in parameters.items() if each.requires_grad}
-        totals: dict[str, Tensor] = {}
-        for part in range(plan.parts):
-            of_part: dict[str, Tensor] = {}
-            for rank in range(WORLD_SIZE):
-                loss = model(sample(1, step, part, rank), plan.used[step, part, rank])
-                found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-                for name, gradient in zip(trained, found, strict=True):
-                    if gradient is not None:
-                        before = of_part.get(name)
-                        of_part[name] = gradient if before is None else before + gradient
-            for name, gradient in of_part.items():
-                totals[name] = totals[name] + gradient if name in totals else gradient
-        for name, gradient in totals.items():
-            parameters[name].grad = gradient / WORLD_SIZE
-        optimizer.step()
+        found: Tensor = model(sample(1, step, part, rank), plan.used[step, part, rank])
+        return found
+
+    reference(
+        lambda: plain, lambda _: optimizer, loss, world_size=WORLD_SIZE, steps=STEPS,
+        backwards=plan.parts,
+    )  # fmt: skip
+    return plain, optimizer
 
 
 def check(plan: Plan, name: str, update: str, directory: Path, **changes: Any) -> None:
     """Train a plan with LuWu and with torch; weights, moments and counts must be the same bits."""
     kind, arguments = OPTIMIZERS[name]
-    plain = seeded(lambda: Model(plan.sizes))
-    # A group each: torch's fused SGD cannot update one parameter for the first time beside others.
-    groups = [{"params": [parameter]} for parameter in plain.parameters()]
-    reference = getattr(torch.optim, kind)(groups, fused=True, **arguments)
-    by_torch(plain, reference, plan)
+
+    def make(plain: nn.Module) -> torch.optim.Optimizer:
+        # A group each: torch's fused SGD cannot update one for the first time beside others.
+        groups = [{"params": [parameter]} for parameter in plain.parameters()]
+        made: torch.optim.Optimizer = getattr(torch.optim, kind)(groups, fused=True, **arguments)
+        return made
+
+    plain, theirs = by_torch(plan, make)
 
     def work(rank: int) -> Any:
         model = seeded(lambda: Model(plan.sizes))
@@ -163,7 +156,7 @@ def check(plan: Plan, name: str, update: str, directory: Path, **changes: Any) -
     found = in_cluster(directory, work, **options)
     assert found.digest == digest_of(dict(plain.named_parameters()))
     if name != "sgd":  # torch keeps an empty state for it
-        assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
+        assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, theirs)["state"])
 
 
 @pytest.mark.feature("freezing and unfreezing during training")
@@ -252,74 +245,31 @@ def test_pages_that_stay_are_the_same_in_extents(
     assert found[0].results[0] == found[1].results[0]
 
 
-HYPER = StepHyper(groups=({"lr": 0.1},))
-
-
-def small_layout() -> Layout:
-    """One chunk of two parameters."""
-    names = (("first", 64), ("second", 100))
-    return Layout(
-        parameters=tuple(Parameter(name=name, shape=(elems,)) for name, elems in names),
-        units=(Unit(name="unit", parameters=(0, 1)),),
-        chunk_bytes=16 * 1024,
-    )
-
-
-def test_a_page_with_one_count_is_not_updated_in_part() -> None:
-    """I4. Goal: in a state of an older version, a page is updated as a whole or refused by name."""
-    layout = small_layout()
-    (page,) = extent_pages(Share(layout), 0)
-    counts = UpdateCounts(layout, page, stored=[1], width=8)
-    stored = np.array([[5, 0, 0, 0, 0, 0, 0, 0]])
-    whole = update_runs(layout, page.segments[0], HYPER, counts.by_segment(stored, 0), 0)
-    assert [(run.start, run.stop, run.updates_count) for run in whole] == [(0, 192, 5)]
-    with pytest.raises(StateError, match=r"first had no gradient.*luwu export"):
-        counts.by_segment(stored, 0b01)
-    counts.count(stored, 0, stored)
-    assert stored.tolist() == [[6, 0, 0, 0, 0, 0, 0, 0]]
-
-
-def test_segments_have_counts_of_their_own() -> None:
-    """I4. Goal: runs follow counts, groups and what is absent; counts of what is absent stay."""
-    layout = small_layout()
-    (page,) = extent_pages(Share(layout), 0)
-
-    def runs_of(counts: list[int], absent: int) -> list[Run]:
-        return update_runs(layout, page.segments[0], HYPER, counts, absent)
-
-    assert [(run.start, run.stop) for run in runs_of([5, 5], 0)] == [(0, 192)]
-    runs = runs_of([5, 7], 0)
-    assert [(run.start, run.stop, run.updates_count) for run in runs] == [(0, 64, 5), (64, 192, 7)]
-    first, second = runs_of([5, 7], 0b10)
-    assert first.hyper == HYPER.groups[0]
-    assert second.hyper is None
-    counts, stored = UpdateCounts(layout, page, stored=[2], width=3), np.array([[5, 7, 0]])
-    assert counts.by_segment(stored, 0b10) == [5, 7]
-    into = np.zeros_like(stored)
-    counts.count(stored, 0b10, into)
-    assert (stored.tolist(), into.tolist()) == ([[5, 7, 0]], [[6, 7, 0]])
-
-
 def test_a_state_with_one_count_a_page_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I4. Goal: a state of an older version opens, trains and is read, with its counts.
+    """I4. Goal: a state of an older version opens, trains and is read, with its counts; a page is
+    updated as a whole, or refused by name.
     Method: make one with the fields of before, train it further, compare with plain torch."""
     sizes, steps = [[64, 192], [64]], 2
     everything = frozenset(f"layers.{i}.experts.{j}" for i in range(2) for j in range(2))
     used = {(step, 0, rank): everything for step in range(STEPS) for rank in range(WORLD_SIZE)}
-    plain = seeded(lambda: Model(sizes))
-    reference = torch.optim.AdamW(plain.parameters(), fused=True)
-    by_torch(plain, reference, Plan(sizes, 1, used, [frozenset()] * STEPS))
+    plain, theirs = by_torch(
+        Plan(sizes, 1, used, [frozenset()] * STEPS),
+        lambda model: torch.optim.AdamW(model.parameters(), fused=True),
+    )
 
-    def work(rank: int) -> Any:
-        model = seeded(lambda: Model(sizes))
-        luwu.fully_shard_each(model, Experts)
-        optimizer = luwu.optim.AdamW(model.parameters())
-        for step in range(optimizer.next_step, steps):
-            model(sample(1, step, 0, rank), everything).backward()
-            optimizer.step()
-        return luwu.get_optimizer_state_dict(model, optimizer)
+    def work(names: frozenset[str]) -> Callable[[int], Any]:
+        def of_rank(rank: int) -> Any:
+            model = seeded(lambda: Model(sizes))
+            luwu.fully_shard_each(model, Experts)
+            optimizer = luwu.optim.AdamW(model.parameters())
+            for step in range(optimizer.next_step, steps):
+                model(sample(1, step, 0, rank), names).backward()
+                optimizer.step()
+            return luwu.get_optimizer_state_dict(model, optimizer)
+
+        return of_rank
 
     def of_before(*arguments: Any) -> StoreConfig:
         made = store_config(*arguments)
@@ -332,8 +282,11 @@ def test_a_state_with_one_count_a_page_goes_on(
     options = {"world_size": WORLD_SIZE, "chunk_bytes": 16 * 1024, "state": tmp_path / "state"}
     with monkeypatch.context() as before:
         before.setattr(placement, "store_config", of_before)
-        in_cluster(tmp_path, work, **options)
+        in_cluster(tmp_path, work(everything), **options)
     steps = STEPS
-    found = in_cluster(tmp_path, work, resume=True, **options)
+    found = in_cluster(tmp_path, work(everything), resume=True, **options)
     assert found.digest == digest_of(dict(plain.named_parameters()))
-    assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, reference)["state"])
+    assert_same(found.results[0]["state"], get_optimizer_state_dict(plain, theirs)["state"])
+    steps = STEPS + 1
+    with pytest.raises(StateError, match=r"experts\.1 had no gradient.*luwu export"):
+        in_cluster(tmp_path, work(everything - {"layers.0.experts.1"}), resume=True, **options)

@@ -12,7 +12,7 @@ import torch
 
 import luwu
 from tests.helpers.fake_nic import FakeNetwork
-from tests.helpers.small_models import Block, batch, compare, make_stack, shard
+from tests.helpers.small_models import Block, batch, compare, make_stack
 from tests.helpers.training_harness import worker
 
 pytestmark = pytest.mark.skipif(
@@ -29,25 +29,16 @@ def nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.feature("torch.compile of a unit")
-@pytest.mark.parametrize("where", ["blocks", "model"])
-def test_compiled_units(where: str) -> None:
-    """I4. Goal: compiled units give what they gave before, step after step. Method: the compiler's
-    own autograd with eager kernels, so that the arithmetic is the same."""
-
-    def shard_and_compile(model: Any) -> None:
-        shard(model)
-        for module in model.blocks if where == "blocks" else [model]:
-            module.compile(backend="aot_eager")
-
-    compare(lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3)
+ORDERS = ["compile, shard", "torch.compile, shard", "shard, compile", "shard, compile the model"]
 
 
 @pytest.mark.feature("torch.compile of a unit")
-@pytest.mark.parametrize("order", ["compile, shard", "torch.compile, shard", "shard, compile"])
-def test_units_compiled_as_one_graph(order: str) -> None:
-    """I4. Goal: with fullgraph=True too, in the order of torchtitan (compile each block, then shard
-    it) and in the other: weights come and go around what is compiled, and no hook cuts it."""
+@pytest.mark.parametrize("order", ORDERS)
+def test_compiled_units(order: str) -> None:
+    """I4. Goal: compiled units give what they gave before, step after step; each block as one graph
+    too, in the order of torchtitan (compile each block, then shard it) and in the other: weights
+    come and go around what is compiled, and no hook cuts it. Method: the compiler's own autograd
+    with eager kernels, so that the arithmetic is the same."""
 
     def shard_and_compile(model: Any) -> None:
         for index, block in enumerate(model.blocks):
@@ -60,6 +51,8 @@ def test_units_compiled_as_one_graph(order: str) -> None:
         luwu.fully_shard(model)
         for block in model.blocks if order == "shard, compile" else ():
             block.compile(backend="aot_eager", fullgraph=True)
+        if order == "shard, compile the model":
+            model.compile(backend="aot_eager")
 
     compare(lambda: make_stack(blocks=2), shard_and_compile, world_size=1, steps=3)
 

@@ -30,7 +30,7 @@ from luwu.training.script.session import Session
 from tests.helpers import training_harness
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.fake_streams import FakeStream, FakeStreams
-from tests.helpers.real_training import seeded
+from tests.helpers.real_training import seeded, sharded
 from tests.helpers.small_models import Stack, batch, shard
 from tests.helpers.training_harness import assert_same_bits, reference, train, worker
 
@@ -71,10 +71,12 @@ class Workers:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
+    """I8: each test ends without a thread that copies."""
     made = Workers()
     monkeypatch.setattr(training_harness, "worker", made.worker)
-    return made
+    yield made
+    assert not [t for t in threading.enumerate() if t.name == "luwu-copy" and t.is_alive()]
 
 
 def optimizer(update: str) -> Any:
@@ -170,8 +172,7 @@ def test_copies_are_queued_behind_the_compute(
     count = 8
     queued: list[str] = []
     with workers.worker(FakeNetwork(1)) as session:
-        model = seeded(lambda: Stack(blocks=count, width=48))
-        shard(model)
+        model = sharded(lambda: Stack(blocks=count, width=48))
         for block in model.blocks:
             block.norm.register_forward_pre_hook(lambda *_: queued.append("forward"))
             block.down.register_full_backward_pre_hook(lambda *_: queued.append("backward"))
@@ -202,12 +203,6 @@ def test_copies_are_queued_behind_the_compute(
 def _run(queued: list[str], name: str, run: Callable[[Any], None], work: Any) -> None:
     queued.append(name)
     run(work)
-
-
-def test_no_thread_is_left(workers: Workers) -> None:
-    """I8."""
-    train(FakeNetwork(1), make, shard, optimizer("at_step"), loss, steps=1)
-    assert not [t for t in threading.enumerate() if t.name == "luwu-copy" and t.is_alive()]
 
 
 # ---------------------------------------------------------------------- the parts

@@ -6,7 +6,6 @@ The streams are those of a CPU, which do their work as late as the events allow.
 from __future__ import annotations
 
 import functools
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +15,61 @@ import torch
 import luwu
 from luwu.base.errors import StepAborted
 from luwu.launch import local_cluster
-from luwu.launch.local_cluster import LocalCluster
 from luwu.training.devices.device import CpuDevice, CudaDevice, Device
-from luwu.training.script import run
 from luwu.transport.arena import Access
 from luwu.transport.opening import open_transport
 from tests.helpers.fake_streams import FakeStreams
-from tests.helpers.small_models import shard
+from tests.helpers.real_training import in_cluster, sharded
 from tests.training.test_device import STEPS, loss, make
 
-BUDGET_BYTES = 256 * 1024 * 1024
 
-_making = threading.Lock()
-
-
-def train(
-    tmp_path: Path, transport: str, update: str, devices: list[Device], *, cancel: bool = False
-) -> str:
+def train(directory: Path, devices: list[Device], *, cancel: bool, update: str, **way: Any) -> str:
     """Two workers to the end; the digest of the weights."""
 
-    def work(nic: Any) -> None:
-        session = luwu.init(nic=nic, device=devices[nic.rank])
-        try:
-            with _making:
-                model = make()
-            shard(model)
-            optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
-            step, may_cancel = 0, cancel and nic.rank == 0
-            while True:
-                try:
-                    if step == STEPS:
-                        luwu.finish()
-                        return
-                    loss(model, step, nic.rank, 0).backward()
-                    if may_cancel and step == 1:
-                        may_cancel = False
-                        optimizer.zero_grad()
-                        continue
-                    optimizer.step()
-                    step += 1
-                except StepAborted as error:
-                    step = error.step
-        finally:
-            session.mover.close()
-            nic.close()
-            run._here.session = None
+    def work(rank: int) -> None:
+        model = sharded(make)
+        optimizer = luwu.optim.AdamW(model.parameters(), lr=1e-2, update=update)
+        step, may_cancel = 0, cancel and rank == 0
+        while step < STEPS:
+            try:
+                loss(model, step, rank, 0).backward()
+                if may_cancel and step == 1:
+                    may_cancel = False
+                    optimizer.zero_grad()
+                    continue
+                optimizer.step()
+                step += 1
+            except StepAborted as error:
+                step = error.step
 
-    with LocalCluster(
-        world_size=2, state=None, memory_budget_bytes=BUDGET_BYTES, chunk_bytes=16384,
-        summary=tmp_path / "summary.json", transport=transport,
-    ) as cluster:  # fmt: skip
-        cluster.run(work)
-        return cluster.weights_digest()
+    way = {"chunk_bytes": 16 * 1024} | way
+    return in_cluster(directory, work, world_size=2, device=devices, **way).digest
 
 
-def map_as_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        local_cluster, "open_transport", functools.partial(open_transport, peers=Access.READ_ONLY)
-    )
+@pytest.fixture(scope="module", params=["at_step", "streaming"])
+def on_cpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An order of work, and the digest of CPUs that lose no step."""
+    devices: list[Device] = [CpuDevice(), CpuDevice()]
+    directory = tmp_path_factory.mktemp("cpu")
+    return request.param, train(directory, devices, cancel=False, update=request.param)
 
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "shm", "shm read-only"])
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
 @pytest.mark.parametrize("cancel", [False, True])
 def test_same_bits_as_on_a_cpu(
-    tmp_path: Path, transport: str, update: str, cancel: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, transport: str, on_cpu: Any, cancel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I3, D1-D5. Goal: what moves the bytes does not show in the weights."""
+    """I3, D1-D5. Goal: what moves the bytes does not show in the weights, nor does a step that one
+    rank drops by zero_grad() after its backward."""
     transport, _, read_only = transport.partition(" ")
     if read_only:
-        map_as_for_a_gpu(monkeypatch)
+        opened = functools.partial(open_transport, peers=Access.READ_ONLY)
+        monkeypatch.setattr(local_cluster, "open_transport", opened)
     streams = [FakeStreams() for _ in range(2)]
-    where = torch.device("cpu")
-    there = [CudaDevice(where, each) for each in streams]
-    found = train(tmp_path, transport, update, list(there), cancel=cancel)
-    assert found == train(tmp_path, transport, update, [CpuDevice(), CpuDevice()])
+    there = [CudaDevice(torch.device("cpu"), each) for each in streams]
+    update, expected = on_cpu
+    found = train(tmp_path, [*there], cancel=cancel, update=update, transport=transport)
+    assert found == expected
     for each, device in zip(streams, there, strict=True):
         assert each.registered == {}  # undone before the memory went
         assert each.device_buffers_count == 1

@@ -16,7 +16,7 @@ from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster, seeded
 from tests.helpers.small_models import Block, Stack, batch
 from tests.helpers.training_harness import assert_same_bits, worker
-from tests.optim.test_several_optimizers import Critic, compete
+from tests.optim.test_several_optimizers import Critic, compete, plain_competition
 
 
 class Teacher(Stack):
@@ -107,18 +107,7 @@ def test_each_model_has_first_weights_of_its_own(tmp_path: Path) -> None:
 def test_two_models_are_trained_in_turn_as_with_torch(update: str, tmp_path: Path) -> None:
     """I1, I4. Goal: the weights of two optimizers of torch, bit for bit, also after a resume; each
     parameter counts its own steps. Method: AdamW; nodes with and without replicas."""
-    plain, judge = seeded(Stack), seeded(Critic, 8)
-    optimizers = [
-        torch.optim.AdamW(judge.parameters(), lr=2e-3, fused=True),
-        torch.optim.AdamW(plain.parameters(), lr=1e-3, fused=True),
-    ]
-
-    def step(turn: int) -> None:
-        optimizers[turn].step()
-        for each in optimizers:
-            each.zero_grad()
-
-    compete(plain, judge, [0], step)
+    plain, judge = plain_competition([0])
 
     def work(first: int, last: int) -> Callable[[int], tuple[Any, ...]]:
         def of_rank(rank: int) -> tuple[Any, ...]:

@@ -21,7 +21,6 @@ from luwu.training.devices.weights import WEIGHTS
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import seeded
 from tests.helpers.small_models import (
-    ARGUMENTS,
     NETWORK,
     STEPS,
     Block,
@@ -36,7 +35,7 @@ from tests.helpers.small_models import (
     shard_gpt,
     square_loss,
 )
-from tests.helpers.training_harness import assert_same_bits, reference, train, worker
+from tests.helpers.training_harness import worker
 
 
 @pytest.mark.parametrize("update", ["at_step", "streaming"])
@@ -103,35 +102,12 @@ def test_hooks_on_saved_tensors_get_all_but_weights(checkpointing: str) -> None:
 def test_gpt_in_bfloat16_follows_float32_masters() -> None:
     """I4. Goal: bfloat16 on the wire, float32 in the network. Method: torch by hand: compute with
     rounded weights, add the ranks' gradients in float32, update the masters."""
-    config = gpt_config(dtype=torch.bfloat16)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-    network = FakeNetwork(2)
-    make = functools.partial(make_gpt, config)
-    train(
-        network,
-        make,
-        functools.partial(shard_gpt, mp_policy=policy),
-        lambda model: luwu.optim.AdamW(model.parameters(), lr=1e-2),
-        gpt_loss,
-        steps=3,
-    )
-
-    masters, computing = make(), make().to(torch.bfloat16)
-    plain = torch.optim.AdamW(masters.parameters(), lr=1e-2, fused=True)
-    for step in range(3):
-        with torch.no_grad():
-            for master, copy in zip(masters.parameters(), computing.parameters(), strict=True):
-                copy.copy_(master)
-                master.grad = torch.zeros_like(master)
-        for rank in range(2):
-            computing.zero_grad()
-            gpt_loss(computing, step, rank, 0).backward()
-            for master, copy in zip(masters.parameters(), computing.parameters(), strict=True):
-                master.grad += copy.grad.float()
-        for master in masters.parameters():
-            master.grad /= 2
-        plain.step()
-    assert_same_bits(network.masters(), {n: p.detach() for n, p in masters.named_parameters()})
+    make = functools.partial(make_gpt, gpt_config(dtype=torch.bfloat16))
+    compare(
+        make, functools.partial(shard_gpt, mp_policy=policy), gpt_loss, steps=3,
+        dtype=torch.bfloat16,
+    )  # fmt: skip
 
 
 def test_ragged_sizes_stay_close() -> None:
@@ -143,20 +119,7 @@ def test_ragged_sizes_stay_close() -> None:
         value: Tensor = model(batch(step, rank, part, width=33)).square().mean()
         return value
 
-    arguments = ARGUMENTS["adamw"]
-    network = FakeNetwork(1)
-    train(
-        network, make, shard, lambda m: luwu.optim.AdamW(m.parameters(), **arguments), loss, steps=4
-    )
-    expected = reference(
-        make,
-        lambda m: torch.optim.AdamW(m.parameters(), fused=True, **arguments),
-        loss,
-        world_size=1,
-        steps=4,
-    )
-    for name, value in network.masters().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+    compare(make, loss=loss, world_size=1, rel=1e-5)
 
 
 @pytest.mark.feature("frozen parameters")

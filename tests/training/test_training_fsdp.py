@@ -17,7 +17,7 @@ from luwu.training.script.module import _MEANINGLESS
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Block, Stack, batch, compare, make_stack, shard, square_loss
-from tests.helpers.training_harness import worker
+from tests.helpers.training_harness import reference, worker
 
 
 def trainer(**arguments: Any) -> tuple[Any, luwu.optim.SGD]:
@@ -111,31 +111,32 @@ def test_prefetch_by_hand_changes_no_bit(update: str) -> None:
     compare(shard_model=shard_with_lists, update=update, prefetch_units=1)
 
 
-@pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
-@pytest.mark.parametrize("update", ["at_step", "streaming"])
-def test_resharding_can_be_changed(update: str) -> None:
-    """I4. Goal: the same bits, and as many pulls as the flags say."""
+def reshard_one_block(model: Any) -> None:
+    shard(model)
+    model.set_reshard_after_forward(False)
+    model.blocks[0].set_reshard_after_forward(True, recurse=False)
 
-    def shard_and_set(model: Any) -> None:
-        shard(model)
-        model.set_reshard_after_forward(False)
-        model.blocks[0].set_reshard_after_forward(True, recurse=False)
 
-    network = compare(shard_model=shard_and_set, update=update, steps=3)
-    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * 6
+def never_reshard(model: Any) -> None:
+    shard(model)
+    model.set_reshard_after_forward(False)
+    model.set_reshard_after_backward(False)
 
 
 @pytest.mark.feature("reshard_after_forward, set_reshard_after_forward, set_reshard_after_backward")
-def test_weights_may_stay_for_the_next_micro_batch() -> None:
-    """I4. Goal: without resharding at all a step pulls every unit once, whatever it accumulates."""
-
-    def shard_and_set(model: Any) -> None:
-        shard(model)
-        model.set_reshard_after_forward(False)
-        model.set_reshard_after_backward(False)
-
-    network = compare(shard_model=shard_and_set, backwards=3, steps=3)
-    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * 5
+@pytest.mark.parametrize(
+    ("shard_model", "pulls_count", "options"),
+    [
+        (reshard_one_block, 6, {"update": "at_step"}),
+        (reshard_one_block, 6, {"update": "streaming"}),
+        (never_reshard, 5, {"backwards": 3}),
+    ],
+)
+def test_resharding_can_be_changed(shard_model: Any, pulls_count: int, options: Any) -> None:
+    """I4. Goal: the same bits, and as many pulls per step as the flags say: without resharding at
+    all each unit once, whatever is accumulated."""
+    network = compare(shard_model=shard_model, steps=3, **options)
+    assert network.counts["pull"] - network.counts["forget"] == 2 * 3 * pulls_count
 
 
 def test_flags_are_flags() -> None:
@@ -376,23 +377,13 @@ def test_gradients_may_travel_in_float32(tmp_path: Path) -> None:
 
         return run
 
-    model = make_stack(blocks=2)
-    computing = make_stack(blocks=2).bfloat16()
-    plain = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
-    for step in range(2):
-        with torch.no_grad():
-            for copied, p in zip(computing.parameters(), model.parameters(), strict=True):
-                copied.copy_(p)
-                p.grad = torch.zeros_like(p)
-        for part in range(2):
-            computing.zero_grad()
-            computing(batch(step, 0, part).bfloat16()).square().mean().backward()
-            for copied, p in zip(computing.parameters(), model.parameters(), strict=True):
-                assert copied.grad is not None
-                assert p.grad is not None
-                p.grad += copied.grad.float()
-        plain.step()
+    expected = reference(
+        lambda: make_stack(blocks=2),
+        lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, fused=True),
+        lambda model, step, rank, part: model(batch(step, rank, part).bfloat16()).square().mean(),
+        world_size=1, steps=2, backwards=2, dtype=torch.bfloat16,
+    )  # fmt: skip
     wide = in_cluster(tmp_path / "wide", work(torch.float32))
     narrow = in_cluster(tmp_path / "narrow", work(None))
-    assert wide.digest == digest_of(dict(model.named_parameters())) != narrow.digest
+    assert wide.digest == digest_of(expected) != narrow.digest
     assert wide.results[0] == (2 * narrow.results[0][0], narrow.results[0][1])

@@ -109,24 +109,6 @@ def test_buffers_on_meta_are_filled_on_every_rank() -> None:
     assert run_ranks(2, work) == [2.0 * 64 + 63 * 32] * 2
 
 
-def test_a_state_with_weights_is_not_overwritten() -> None:
-    """Goal: who joins a job that has weights neither makes nor sends any, and goes on at its
-    step."""
-    network = FakeNetwork(1)
-    load(network, meta=True)
-    network.step = 5
-    calls = []
-    with worker(network):
-        with torch.device("meta"):
-            model = GPT(CONFIG)
-        shard_gpt(model)
-        luwu.init_weights(model, calls.append)
-        optimizer = luwu.optim.AdamW(model.parameters())
-        assert optimizer.next_step == 5
-    assert not calls
-    assert_same_bits(network.masters(), expected(CONFIG))
-
-
 def test_load_is_repeated_after_an_abort() -> None:
     """Goal: an attempt that is lost during the load loses the load alone."""
     network = FakeNetwork(2)
@@ -194,18 +176,3 @@ def test_one_unit_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(p.numel() for p in GPT(CONFIG).parameters()) * 2
     assert most == 0
     assert max(filled) < largest
-
-
-def test_abort_while_joining_is_survived() -> None:
-    """Goal: an abort before the first step costs nothing but time."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model = luwu.fully_shard(nn.Linear(64, 64))
-        with network.changed:
-            network.abort()
-        optimizer = luwu.optim.AdamW(model.parameters())
-        assert optimizer.next_step == 0
-        with network.changed:
-            network.abort()
-        model(torch.ones(1, 64)).sum().backward()  # the load is repeated
-        assert optimizer.step().number == 0

@@ -16,7 +16,7 @@ from luwu.base.errors import StepAborted
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import digest_of, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, compare, make_stack, shard, square_loss
-from tests.helpers.training_harness import assert_same_bits, run_ranks, train, worker
+from tests.helpers.training_harness import assert_same_bits, reference, run_ranks, train, worker
 
 STEPS = 5
 
@@ -102,26 +102,6 @@ def test_evaluation_between_steps() -> None:
     compare(loss=loss, update="streaming")
 
 
-def test_clipping_holds_for_one_step() -> None:
-    """Goal: clip_grad_norm_ asks for the coming step; its norm is a number afterwards."""
-    network = FakeNetwork(1)
-    with worker(network):
-        model, optimizer = small()
-        backward(model)
-        norm = luwu.clip_grad_norm_(model.parameters(), 1e-3)
-        assert "known after step()" in repr(norm)
-        result = optimizer.step()
-        assert float(norm) == norm.item() == result.grad_norm == network.outcomes[0][1][0]
-        assert f"{norm:.3f}" == f"{result.grad_norm:.3f}"
-        assert luwu.session().clipping.clips == ()
-        with pytest.raises(luwu.ConfigError, match="max_norm must be above 0"):
-            luwu.clip_grad_norm_(model.parameters(), math.nan)
-        with pytest.raises(luwu.ConfigError, match=r"without parameter .*first\.bias"):
-            luwu.clip_grad_norm_(next(iter(model.parameters())), 1.0)
-        with pytest.raises(luwu.ConfigError, match=r"torch\.nn\.utils"):
-            luwu.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)
-
-
 # -------------------------------------------------------------------------- lost attempts
 
 LOST = [
@@ -193,25 +173,6 @@ def test_nothing_is_left_after_an_abort() -> None:
         optimizer.zero_grad()
         backward(model)
         assert optimizer.step().number == 1
-
-
-def test_zero_grad_after_backward_aborts_on_all_ranks() -> None:
-    """Goal: gradients that are in the network already are dropped everywhere, and replayed."""
-    network = FakeNetwork(2)
-    dropped: set[int] = set()
-
-    def drop(model: nn.Module, optimizer: Any, step: int) -> None:
-        rank = luwu.rank()
-        if step == 2 and rank not in dropped:
-            dropped.add(rank)
-            if rank == 1:
-                optimizer.zero_grad()
-                model(torch.ones(1, 64))
-                raise AssertionError("the abort was not noticed")
-
-    train_through(network, "streaming", before_step=drop)
-    assert network.attempt == 1
-    assert_same_bits(network.masters(), calm("streaming")[0])
 
 
 def test_zero_grad_elsewhere_does_nothing() -> None:
@@ -380,8 +341,7 @@ def test_one_rank_leaves_a_step_out(update: str, has_switch: bool, tmp_path: Pat
     any rank, says so, and is no lost step; the steps after it go on as torch does without it."""
 
     def work(rank: int) -> list[tuple[bool, bool]]:
-        model = seeded(make_stack)
-        shard(model)
+        model = sharded(make_stack)
         optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, update=update)
         results = []
         for step in range(4):
@@ -395,14 +355,11 @@ def test_one_rank_leaves_a_step_out(update: str, has_switch: bool, tmp_path: Pat
     expected = [(True, True), (False, True), (False, True), (True, True)]
     assert found.results == [expected, expected]
 
-    plain = seeded(make_stack)
-    reference = torch.optim.SGD(plain.parameters(), lr=0.1, fused=True)
-    for step in (0, 3):
-        reference.zero_grad()
-        for rank in range(2):
-            (square_loss(plain, step, rank, 0) / 2).backward()
-        reference.step()
-    assert found.digest == digest_of(dict(plain.named_parameters()))
+    plain = reference(
+        lambda: seeded(make_stack), lambda m: torch.optim.SGD(m.parameters(), lr=0.1, fused=True),
+        lambda model, step, *of: square_loss(model, (0, 3)[step], *of), world_size=2, steps=2,
+    )  # fmt: skip
+    assert found.digest == digest_of(plain)
 
 
 def test_a_step_that_zero_grad_drops_names_skip_step(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from torch import nn
 
 import luwu
 from luwu.base.events import Recorder
-from luwu.training.devices.weights import ByteCount, UnitWeights
 from tests.helpers.fake_nic import FakeNetwork
 from tests.helpers.real_training import in_cluster, sharded, train_steps
 from tests.helpers.small_models import (
@@ -30,43 +29,6 @@ from tests.helpers.small_models import (
     square_loss,
 )
 from tests.helpers.training_harness import worker
-
-
-def make_weights() -> UnitWeights:
-    return UnitWeights(
-        elems=128,
-        dtype=torch.float32,
-        live_bytes=ByteCount(),
-        places=[(0, torch.Size([8, 8]), True), (64, torch.Size([8]), True)],
-    )
-
-
-def fill(weights: UnitWeights, value: float) -> None:
-    weights.open()[:] = torch.full((128,), value).view(torch.uint8).numpy().data
-    weights.publish()
-
-
-def test_saved_views_follow_the_storage() -> None:
-    """Goal: what autograd saved in forward reads, in backward, the bytes that were pulled again,
-    also where the memory lies elsewhere by then. Method: plain torch beside it."""
-    weights = make_weights()
-    weight, bias = weights.parameters
-    fill(weights, 0.5)
-    x = torch.arange(16.0).view(2, 8).requires_grad_()
-    y = nn.functional.linear(x, weight, bias).square().sum()
-    weights.free()
-    between = [torch.full((128,), -1.0) for _ in range(50)]  # take the place of the freed memory
-    fill(weights, 0.5)
-    y.backward()
-
-    plain_weight = torch.full((8, 8), 0.5, requires_grad=True)
-    plain_bias = torch.full((8,), 0.5, requires_grad=True)
-    plain_x = torch.arange(16.0).view(2, 8).requires_grad_()
-    nn.functional.linear(plain_x, plain_weight, plain_bias).square().sum().backward()
-    assert torch.equal(x.grad, plain_x.grad)  # type: ignore[arg-type]
-    assert torch.equal(weight.grad, plain_weight.grad)  # type: ignore[arg-type]
-    assert torch.equal(bias.grad, plain_bias.grad)  # type: ignore[arg-type]
-    assert len(between) == 50
 
 
 @pytest.mark.parametrize("prefetch_units", [0, 2])
