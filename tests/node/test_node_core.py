@@ -6,6 +6,7 @@ found once: whole cores that are told by hand what their pipeline has done, and 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +27,7 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.step import GradientBudget
 from switch_emu.node.core.whole_pages import Early, Filling, FirstWeights
 from tests.helpers.node_parts import CHILD, RANKS, Parts
+from tests.helpers.switch_parts import message
 from tests.simulate.job import JOB, Job, make_layout
 
 
@@ -68,10 +70,24 @@ def adopt_of(parts: Parts, **values: Any) -> wire.Adopt:
     return found
 
 
-STAMP = {
-    "job": JOB, "epoch": 0, "step": 0, "attempt": 1, "role": Role.SWITCH, "rank": 0,
-    "incarnation": 5, "generation": 1,
-}  # fmt: skip
+def said(kind: type[Any], **given: Any) -> Any:
+    """A message of the child of a node that is alone, in attempt 1; other fields are blank."""
+    stamp = {"job": JOB, "attempt": 1, "role": Role.SWITCH, "incarnation": 5, "generation": 1}
+    return message(kind, **stamp | given)
+
+
+def hello(job: Job, ranks: int, **given: Any) -> Any:
+    """Hello of the child, before it knows of a start of the node."""
+    return said(
+        wire.Hello, generation=0, protocol=PROTOCOL_VERSION, world_size=ranks.bit_count(),
+        contributors=ranks, present=ranks, description_hash=job.description.hash, **given,
+    )  # fmt: skip
+
+
+def push(index: int = 0) -> Any:
+    return said(
+        wire.Push, index=index, contributors=1, last=True, weight=1.0, raw=True, dtype="float32"
+    )
 
 
 def loaded(job: Job) -> tuple[NodeCore, do.Prepare]:
@@ -84,15 +100,10 @@ def loaded(job: Job) -> tuple[NodeCore, do.Prepare]:
             version=None,
         )
     )  # fmt: skip
-    hello = wire.Hello(
-        **{**STAMP, "generation": 0}, protocol=PROTOCOL_VERSION, world_size=1, contributors=1,
-        present=1, roll=0, description_hash=description.hash,
-    )  # fmt: skip
-    core.received(0, "child", hello, description.to_bytes())
+    core.received(0, "child", hello(job, 1), description.to_bytes())
     actions: list[Any] = []
     for chunk in job.layout.chunks:
-        load = wire.Load(**STAMP, index=chunk.index, part=0)
-        core.received(0, "child", load, object(), chunk.sum_bytes)
+        core.received(0, "child", said(wire.Load, index=chunk.index), object(), chunk.sum_bytes)
         actions = core.page_loaded(do.LoadPage(chunk.index, 1, None))
     (prepare,) = (each for each in actions if isinstance(each, do.Prepare))
     return core, prepare
@@ -103,7 +114,7 @@ def test_a_run_without_steps_ends_when_its_first_weights_are_decided() -> None:
     version 0 is decided. Method: the child leaves while the version is being prepared."""
     core, prepare = loaded(Job(make_layout(units=1, frozen=False), world_size=1))
 
-    core.received(0, "child", wire.Leave(**STAMP, contributors=1))
+    core.received(0, "child", said(wire.Leave, contributors=1))
 
     assert not core.finished
     (decide,) = core.prepared(prepare)
@@ -119,14 +130,9 @@ def test_a_gradient_before_the_weights_are_decided_need_not_be_repeated() -> Non
     job = Job(make_layout(units=1, frozen=False), world_size=1)
     core, prepare = loaded(job)
     chunk = job.layout.chunks[0]
-    push = wire.Push(
-        **STAMP, index=0, part=0, contributors=1, absent=0, last=True, weight=1.0, raw=True,
-        dtype="float32",
-    )  # fmt: skip
-
-    core.received(0, "child", wire.Begin(**STAMP, contributors=1), job.hyper)
-    assert core.received(0, "child", push, "g0", 4 * chunk.elems) == []
-    assert core.received(0, "child", push, "again", 4 * chunk.elems) == [Drop("again")]
+    core.received(0, "child", said(wire.Begin, contributors=1), job.hyper)
+    assert core.received(0, "child", push(), "g0", 4 * chunk.elems) == []
+    assert core.received(0, "child", push(), "again", 4 * chunk.elems) == [Drop("again")]
     (decide,) = core.prepared(prepare)
     assert isinstance(decide, do.Decide)
     actions = core.decided(decide)
@@ -169,16 +175,12 @@ def test_a_step_without_gradients_waits_for_its_hyper_parameters() -> None:
     (decide,) = core.prepared(prepare)
     actions = list(core.decided(decide))
     for extent in job.layout.extents:
-        push = wire.Push(
-            **STAMP, index=extent.index, part=0, contributors=1, absent=0, last=True, weight=1.0,
-            raw=True, dtype="float32",
-        )  # fmt: skip
-        actions += core.received(0, "child", push, None, 0)
-    commit = wire.Commit(**STAMP, contributors=1, parts=1, skip=False, held=0)
+        actions += core.received(0, "child", push(extent.index), None, 0)
+    commit = said(wire.Commit, contributors=1, parts=1)
     actions += core.received(0, "child", commit, b"")
     assert not verdicts(actions)
 
-    begin = wire.Begin(**STAMP, contributors=1)
+    begin = said(wire.Begin, contributors=1)
     (verdict,) = verdicts(core.received(0, "child", begin, job.hyper))
     assert verdict.applied
 
@@ -496,8 +498,8 @@ def test_in_place_no_reader_begins_while_pages_are_overwritten() -> None:
     (decide,) = core.prepared(prepare)
     core.decided(decide)
     core.shard.is_in_place = True
-    verdict = wire.Verdict(**STAMP, applied=True, norms=(1.0,))
-    opening = wire.Open(**{**STAMP, "role": Role.READER}, reader=7)
+    verdict = said(wire.Verdict, applied=True, norms=(1.0,))
+    opening = said(wire.Open, role=Role.READER, reader=7)
     core.steps.at(0).verdict = verdict
     assert core.received(0, "reader", opening, None, 0) == []
     core.steps.at(0).verdict = None
@@ -605,20 +607,16 @@ def test_a_store_is_emptied_when_nothing_reads_it() -> None:
     core.store_opened(
         do.StoreFacts(description=description, generation=1, attempt=1, epoch=0, job=JOB, version=3)
     )
-    stamp = {**STAMP, "step": 3, "attempt": 0, "incarnation": 30, "generation": 0}
-    hello = wire.Hello(
-        **stamp, protocol=PROTOCOL_VERSION, world_size=2, contributors=RANKS, present=RANKS, roll=0,
-        description_hash=job.description.hash,
+    core.received(0, CHILD, hello(job, RANKS, step=3, attempt=0, incarnation=30), description)
+    of_three = {"step": 3, "epoch": 5, "incarnation": 30, "generation": 0}
+    adopt = said(
+        wire.Adopt, **of_three, attempt=2, members=0b11, contributors=RANKS, loaded=True,
+        decided_attempt=1, text="t",
     )  # fmt: skip
-    core.received(0, CHILD, hello, description)
-    values = {
-        **stamp, "epoch": 5, "attempt": 2, "members": 0b11, "contributors": RANKS, "loaded": True,
-        "decided_attempt": 1, "text": "t", "filling": 0,
-    }  # fmt: skip
-    core.received(0, CHILD, wire.Adopt(**values))
-    pull = wire.Pull(**{**stamp, "epoch": 5, "attempt": 2}, index=1, part=0)
+    core.received(0, CHILD, adopt)
+    pull = said(wire.Pull, **of_three, attempt=2, index=1)
     (read,) = (each for each in core.received(0, CHILD, pull) if isinstance(each, do.ReadWeights))
-    found = core.received(0, CHILD, wire.Adopt(**{**values, "attempt": 3, "filling": 3}))
+    found = core.received(0, CHILD, replace(adopt, attempt=3, filling=3))
     assert not any(isinstance(each, do.BeginFilling) for each in found)
     found = core.weights_read(read, None)
     assert any(isinstance(each, do.BeginFilling) for each in found)
