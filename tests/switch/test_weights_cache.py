@@ -97,13 +97,17 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
     same = message(wire.Received, step=1, index=extent, verb=Verb.PULL)
     copy = Cache(extent, 1, 0, 0, "float32", "old", is_new=False)
     new = Cache(extent, 2, 0, 0, "float32", "bytes")
+    form = (
+        f"Cache extent={extent} step={{}} part=0 attempt=0 dtype=float32 payload={{}} is_new={{}}"
+    )
+    kept, copied = form.format(1, "old", False), form.format(2, "bytes", True)
     receipt = f"Received step=1 index={extent} verb=PULL"
     handed.play(
         part,
         [
             ("pull", (handed.left, first), [f"parent: Pull step=1 index={extent} has=True"]),
             ("pull", (handed.right, replace(first, has=False)), []),
-            ("same", (same,), ["Cache extent"]),
+            ("same", (same,), [kept]),
             ("cached", (copy, "old", 5),
              [f"left: {receipt}", f"right: Weights step=1 index={extent} dtype=float32 + 'old'",
               "drop old"]),
@@ -119,7 +123,7 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
         part,
         [
             ("pull", (handed.left, second), [f"parent: Pull step=2 index={extent} has=True"]),
-            ("weights", (weights, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("weights", (weights, "bytes", 5), [copied, "drop bytes"]),
             ("cached", (new, "new", 5), [sent, "drop old"]),
         ],
     )
