@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -28,30 +27,6 @@ SECONDS_MAX = 90.0
 STATE = "state"
 RUNS = "luwu-runs"
 URL = "tcp://127.0.0.1:9?job=1&world_size=2&chunk_bytes=16384"
-
-
-class Typed(Protocol):
-    """Gives a command to `luwu` in this process."""
-
-    def __call__(self, *arguments: str, said: str, leaves: tuple[str, ...] = ()) -> None: ...
-
-
-@pytest.fixture
-def typed_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Typed:
-    """Check how a command is refused before anything starts."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("LUWU_")]:
-        monkeypatch.delenv(name)
-
-    def typed(*arguments: str, said: str, leaves: tuple[str, ...] = ()) -> None:
-        code = luwu_main(arguments)
-        message = capsys.readouterr().err
-        assert code == 2, message
-        check_message(message, [said], tmp_path, leaves)
-
-    return typed
 
 
 def refused(
@@ -226,9 +201,20 @@ def test_bad_input_typed_into_a_terminal(shell: Terminal) -> None:
 
 @pytest.mark.feature("a flag without effect")
 @pytest.mark.parametrize(("line", "said"), TYPED.items())
-def test_bad_input_typed(typed_here: Typed, line: str, said: str) -> None:
-    leaves = (RUNS,) if line.startswith("up") or URL in line else ()
-    typed_here(*line.split(), said=said, leaves=leaves)
+def test_bad_input_typed(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """How a command is refused before anything starts."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("LUWU_")]:
+        monkeypatch.delenv(name)
+    code = luwu_main(line.split())
+    message = capsys.readouterr().err
+    assert code == 2, message
+    check_message(
+        message, [said], tmp_path, (RUNS,) if line.startswith("up") or URL in line else ()
+    )
 
 
 # ---------------------------------------------------------------------- found when processes run
