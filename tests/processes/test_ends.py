@@ -134,10 +134,11 @@ BREAKS_OFF = "if os.environ['RANK'] == '1': os._exit(0)"
 @pytest.mark.feature("os._exit(0) of one rank")
 def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path) -> None:
     """I6. Goal: os._exit(0) of one rank before luwu.init() ends the run at once, with exit code 4,
-    and the message says what happened. (Behind it: tests/launch/test_agent.py.)"""
+    and the message and the report say what happened. (Behind it: tests/launch/test_agent.py.)"""
     ended = shell(tmp_path, command(tmp_path, when=BREAKS_OFF))
     assert ended.returncode == 4, ended.stderr
     assert "(os._exit?), without leaving the job" in ended.stderr
+    assert "LuWu run run: failed" in (tmp_path / "run/report.html").read_text()
 
 
 @pytest.mark.feature("a thread of the script that stays behind")
