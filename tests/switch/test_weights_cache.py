@@ -111,6 +111,7 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
             ("cached", (copy, "old", 5),
              [f"left: {receipt}", f"right: Weights step=1 index={extent} dtype=float32 + 'old'",
               "drop old"]),
+            ("same", (same,), []),
             ("pull", (handed.right, first), [f"right: {receipt}"]),
         ],
     )  # fmt: skip
