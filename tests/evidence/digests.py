@@ -41,16 +41,10 @@ _SAME: Final[dict[str, dict[str, Any]]] = {
     "tight, at_step": {"is_tight": True, "update": "at_step"},
     "tight, at_step, no switch": {"is_tight": True, "update": "at_step", "has_switch": False},
     "in RAM only": {"is_stored": False},
-    "durability step": {"durability": "step"},
-    "durability none": {"durability": "none"},
-    "durability step, two nodes": {"durability": "step", "optimizer_nodes": 2},
     "chunks of 32 KiB": {"chunk_kib": 32},
     "chunks of 1 MiB": {"chunk_kib": 1024},
-    "one slot": {"slots": 1},
-    "two slots": {"slots": 2},
-    "two slots, no switch": {"slots": 2, "has_switch": False},
-    "no slots": {"slot_bytes_max": 0},
-    "no slots, at_step": {"slot_bytes_max": 0, "update": "at_step"},
+    "no slots": {"has_slots": False},
+    "no slots, at_step": {"has_slots": False, "update": "at_step"},
     "stopped and resumed": {"stop_at": 2},
     "stopped and resumed, no switch": {"stop_at": 2, "has_switch": False},
     "stopped and resumed, two nodes": {"stop_at": 1, "optimizer_nodes": 2},
@@ -81,7 +75,7 @@ def _others() -> Iterator[tuple[str, dict[str, Any]]]:
     for tree, update in itertools.product(TREES, orders):
         yield f"tree of {tree}, {update}", {"tree": tree, "update": update}
     yield "tree of two levels, two nodes", {"tree": "two levels", "optimizer_nodes": 2}
-    yield "tree of two levels, no slots", {"tree": "two levels", "slot_bytes_max": 0}
+    yield "tree of two levels, no slots", {"tree": "two levels", "has_slots": False}
     yield "clipped", {"update": "at_step", "max_grad_norm": 0.5}
     yield "clipped, no switch", {"update": "at_step", "max_grad_norm": 0.5, "has_switch": False}
     yield "clipped, two nodes", {"update": "at_step", "max_grad_norm": 0.5, "optimizer_nodes": 2}
@@ -98,7 +92,7 @@ WAYS: Final[Mapping[str, Way]] = {
 }
 CHEAP: Final = (
     PLAIN, "no switch", "tcp", "shm", "two nodes", "three nodes, at_step", "tight",
-    "two slots", "stopped and resumed", "an attempt is cancelled", "sgd with momentum, at_step",
+    "no slots", "stopped and resumed", "an attempt is cancelled", "sgd with momentum, at_step",
     "lion, streaming", "bfloat16, switch", "shared-exponent, switch",
     "shared-exponent, no switch", "tree of two levels, streaming", "clipped",
 )  # fmt: skip

@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from luwu.aggregate import FLOAT32
-from luwu.base.links import LinkPair, Links
-from luwu.base.tree import Place
-from luwu.launch.local_cluster import LocalCluster
 from luwu.layout import ALL_FLOAT32, Layout, StoredForm
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper
 from luwu.wire.stored import AVERAGE
 from switch_emu.node.pages import weights_digest
-from switch_emu.node.shell import NodeShell
 from switch_emu.store.striped import StripedPages
-from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core.actions import SwitchLimits
-from tests.helpers.local_job import GROUPS, KIB, LARGE, Job, Worker, make_layout
+from tests.helpers.local_job import GROUPS, KIB, LARGE, Job, Worker, cluster_for, make_layout
 from tests.simulate.trees import TREES
 
 OPTIMIZERS: Mapping[str, tuple[str, tuple[str, ...], Mapping[str, Any]]] = {
@@ -64,14 +59,11 @@ class Way:
     cancel_step: int | None = None
     stop_at: int | None = None
     """The job is stopped before this step, and resumed."""
-    durability: str = "process"
     is_stored: bool = True
     """False: the state is in RAM only."""
     is_tight: bool = False
     """The node has memory for a handful of chunks."""
-    slots: int | None = None
-    """Of a switch in protocol fidelity; None: functional."""
-    slot_bytes_max: int | None = None
+    has_slots: bool = True
 
     @property
     def workers(self) -> int:
@@ -105,41 +97,6 @@ class _Job(Job):
         return replace(found, groups=groups)
 
 
-class _Cluster(LocalCluster):
-    """The processes of a job as threads, by a way."""
-
-    def __init__(self, way: Way, directory: Path, *, resume: bool) -> None:
-        self._way = way
-        state = directory / "state" if way.is_stored else None
-        if state is not None and way.optimizer_nodes > 1:
-            state.mkdir(exist_ok=True)
-        super().__init__(
-            world_size=way.workers, state=state, resume=resume,
-            memory_budget_bytes=28 * way.chunk_kib * KIB if way.is_tight else LARGE,
-            chunk_bytes=way.chunk_kib * KIB, transport=way.transport, has_switch=way.has_switch,
-            tree=None if way.tree is None else TREES[way.tree], aggregate=way.aggregate,
-            optimizer_nodes=way.optimizer_nodes, summary=directory / "summary.json",
-        )  # fmt: skip
-
-    def _add_node(self, number: int, link: LinkPair) -> NodeShell:
-        way, slots = self._way, {}
-        if way.slots is not None and not way.has_switch:
-            slots = {"fidelity": "protocol", "slots": way.slots}
-        self.spec = replace(self.spec, durability=way.durability, **slots)  # type: ignore[arg-type]
-        return super()._add_node(number, link)
-
-    def _add_switch(self, place: Place, links: Links, limits: SwitchLimits | None) -> None:
-        way, count = self._way, len(self._tree.children(place))
-        limits = self._switch_limits(count)
-        if way.slot_bytes_max is not None:
-            limits = replace(limits, slot_bytes_max=way.slot_bytes_max)
-        if way.slots is not None:
-            limits = with_slots(
-                limits, "protocol", way.slots, child_count=count, chunk_bytes=self.spec.chunk_bytes
-            )
-        super()._add_switch(place, links, limits)
-
-
 def digest_of(way: Way, directory: Path) -> str:
     """Run a job in an empty directory; the digest of its weights at the end."""
     if way.stop_at is not None:
@@ -150,11 +107,21 @@ def digest_of(way: Way, directory: Path) -> str:
 
 def run(way: Way, directory: Path, *, resume: bool = False, stop_at: int | None = None) -> str:
     """Run a job, or go on with it, to its end or to a step; the digest that a lone node has."""
+    tree = None if way.tree is None else TREES[way.tree]
     job = _Job(
         layout=_layout(way), world_size=way.workers, update=way.update,
         max_grad_norm=way.max_grad_norm, poison_step=way.poison_step, way=way,
     )  # fmt: skip
-    with _Cluster(way, directory, resume=resume) as cluster:
+    state = directory / "state" if way.is_stored else None
+    if state is not None and way.optimizer_nodes > 1:
+        state.mkdir(exist_ok=True)
+    with cluster_for(
+        job, directory, state=state, resume=resume, transport=way.transport,
+        memory_budget_bytes=28 * way.chunk_kib * KIB if way.is_tight else LARGE,
+        has_switch=way.has_switch, tree=tree, aggregate=way.aggregate,
+        optimizer_nodes=way.optimizer_nodes,
+        switch_limits=None if way.has_slots else SwitchLimits(slot_bytes_max=0),
+    ) as cluster:  # fmt: skip
         cluster.run(Worker(job, cancel_step=way.cancel_step, stop_at=stop_at))
         cluster.wait_until_served()
         return cluster.weights_digest() if way.optimizer_nodes == 1 else ""

@@ -1,26 +1,16 @@
-"""Parts of the node's core, each built alone, and their actions as short lines.
+"""Parts of the node's core, each built alone, and their actions as the lines of `switch_parts.py`.
 
-    switch: Received index=0 part=0 verb=PUSH     a message to the peers before the colon
-    switch: Weights index=0 ... + page-0          the same, with its data payload
-    drop g0                                       a payload that is released
-    Prepare version=1 ...                         any other action, without empty fields
-
-Payloads are strings. The stamp of a message is left out but for `step` and `attempt`, which stand
-there where they differ from the outbox's.
+Payloads are strings.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from luwu.base.dtypes import DTYPES
 from luwu.base.limits import PROTOCOL_VERSION
-from luwu.protocol.actions import Drop, Note, Send
 from luwu.protocol.children import Children
-from luwu.protocol.contribution import Contribution
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
 from luwu.wire.messages import Role
@@ -29,6 +19,7 @@ from switch_emu.node.core.serving import Serving
 from switch_emu.node.core.shard import Shard
 from switch_emu.node.core.state import State
 from switch_emu.node.core.step import GradientBudget, Steps
+from tests.helpers.switch_parts import line
 from tests.simulate.job import JOB, Job, make_layout
 
 RANKS = 0b11
@@ -108,42 +99,5 @@ class Parts:
             assert [number, found, self.lines()] == [number, answer, lines]
 
     def lines(self) -> list[str]:
-        """The actions since the last call."""
-        return [self._line(action) for action in self.outbox.take()]
-
-    def _line(self, action: Any) -> str:
-        match action:
-            case Send(peers, m, payload):
-                stamp = set(wire.Message.__slots__)
-                own = {name: getattr(m, name) for name in _names(m) if name not in stamp}
-                for name in ("step", "attempt"):
-                    if getattr(m, name) != getattr(self.outbox, name):
-                        own[name] = getattr(m, name)
-                text = f"{'+'.join(peers)}: {_text(m, own)}"
-                return text if payload is None else f"{text} + {_value(payload)}"
-            case Drop(payload):
-                return f"drop {payload}"
-            case Note(name, pairs, _):
-                return f"note {name} {dict(pairs)}"
-        return _text(action, {name: getattr(action, name) for name in _names(action)})
-
-
-def _names(value: Any) -> list[str]:
-    return [field.name for field in fields(value)]
-
-
-def _text(value: Any, found: dict[str, Any]) -> str:
-    shown = (f"{name}={_value(each)}" for name, each in found.items() if _is_shown(each))
-    return " ".join([type(value).__name__, *shown])
-
-
-def _is_shown(value: Any) -> bool:
-    return value is not None and value not in ("", b"", ())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, Contribution):
-        return str(value.payload)
-    if isinstance(value, tuple):
-        return "+".join(map(_value, value))
-    return value.name if isinstance(value, enum.Enum) else str(value)
+        """The actions since the last call, as lines."""
+        return [line(action) for action in self.outbox.take()]

@@ -2,7 +2,8 @@
 
 A script is a list of (event, what it is given, expected lines): each event is a method of the part,
 and the lines are the actions that it led to. A line shows the receivers, the message, its fields
-that are not 0, False or empty, and the payload.
+that are not 0, False or empty, and the payload; or another action, and its fields that are not
+empty.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _BLANK: dict[str, Any] = {
     "int": 0, "bool": False, "float": 0.0, "str": "", "Verb": Verb.PUSH,
     "tuple[float, ...]": (0.0,),
 }  # fmt: skip
+_NOTHING: tuple[Any, ...] = (None, "", b"", ())
 SHOWN_BYTES_MAX = 16
 _STAMP = tuple(wire.Message.__slots__)
 Script = Sequence[tuple[str, tuple[Any, ...], list[str]]]
@@ -62,7 +64,9 @@ def line(action: Any) -> str:
     if isinstance(action, Note):
         return f"note {action.name}"
     if not isinstance(action, Send):
-        return f"{type(action).__name__} {next(iter(fields(action))).name}"
+        given = ((each.name, getattr(action, each.name)) for each in fields(action))
+        shown = [f"{name}={_value(each)}" for name, each in given if each not in _NOTHING]
+        return " ".join([type(action).__name__, *shown])
     m = action.message
     shown = [f"step={m.step}"] if m.step else []
     for each in fields(m):
@@ -73,6 +77,10 @@ def line(action: Any) -> str:
     if isinstance(action.payload, bytes) and len(action.payload) > SHOWN_BYTES_MAX:
         payload = [f"+ {len(action.payload)} bytes"]
     return " ".join([f"{','.join(action.peers)}: {type(m).__name__}", *shown, *payload])
+
+
+def _value(value: Any) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 class Handed:

@@ -8,19 +8,13 @@ from typing import NamedTuple
 import pytest
 
 from luwu.base.address import address_of
-from luwu.layout import Layout, Parameter, PlacesMap, Unit
+from luwu.layout import PlacesMap
 from luwu.nic.board import Board, board_of
 from luwu.nic.memory import SharedWeights
 from switch_emu.process.places import WeightsPlaces
+from tests.node.test_places import layout
 
-LAYOUT = Layout(
-    parameters=(
-        Parameter(name="w", shape=(6000,)),
-        Parameter(name="table", shape=(100,), trainable=False),
-    ),
-    units=(Unit(name="a", parameters=(0,)), Unit(name="b", parameters=(1,))),
-    chunk_bytes=16 * 1024,
-)
+LAYOUT = layout()
 """Two extents of unit 0, and a frozen one of unit 1."""
 OFFSET = 4096
 """Where the places begin in the memory that is shared."""

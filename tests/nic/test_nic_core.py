@@ -19,15 +19,13 @@ from luwu.protocol.uplink import Uplink
 from luwu.wire import messages as wire
 from luwu.wire.messages import Push, Role, Verb
 from tests.helpers.local_job import MIB
+from tests.helpers.switch_parts import message
 
 
 def stamped(kind: type[Any], **values: Any) -> Any:
     """A message of the parent under attempt 1; fields that are not given are blank."""
-    stamp = {
-        "job": 1, "epoch": 0, "step": 0, "attempt": 1, "generation": 1, "role": Role.NODE,
-        "rank": 0, "incarnation": 9,
-    }  # fmt: skip
-    return kind(**{**stamp, **values})
+    stamp = {"attempt": 1, "generation": 1, "role": Role.NODE, "incarnation": 9}
+    return message(kind, **stamp | values)
 
 
 def welcomed(*, loaded: bool = True, window_bytes: int = MIB) -> NicCore:
@@ -82,7 +80,7 @@ def test_a_worker_without_samples_is_not_ahead_of_a_verdict(is_skipped: bool) ->
         return core.push(9, handle, step, 0, [gradient], last=False)
 
     assert pushes(push(1, 0)) == [(0, 1)]
-    core.received(2, stamped(wire.Received, index=0, part=0, verb=Verb.PUSH, contributors=1))
+    core.received(2, stamped(wire.Received, verb=Verb.PUSH, contributors=1))
     core.commit(3, 0, 1, b"hyper")
     assert pushes(push(2, 1)) == []
     core.commit(4, 1, 1, b"hyper")
@@ -102,7 +100,7 @@ def test_a_receipt_for_what_was_not_sent_yet_is_nobodys() -> None:
     core = welcomed(loaded=False, window_bytes=100)
 
     def receipt(chunk: int) -> Any:
-        return stamped(wire.Received, index=chunk, part=0, verb=Verb.LOAD, contributors=0)
+        return stamped(wire.Received, index=chunk, verb=Verb.LOAD)
 
     chunks = [
         Gradient(index=chunk, payload=object(), payload_bytes=100, dtype="float32")
@@ -125,10 +123,7 @@ class Encoding:
 
     def push(self, payload: str) -> Push:
         """Push a gradient of extent 4; the message that would carry it as it is."""
-        push: Push = stamped(
-            Push, index=4, part=0, contributors=2, absent=0, last=False, weight=1.0, raw=True,
-            dtype="float32",
-        )  # fmt: skip
+        push: Push = stamped(Push, index=4, contributors=2, weight=1.0, raw=True, dtype="float32")
         entry = Gradient(index=4, payload=payload, payload_bytes=60, dtype="float32")
         self.part.push(push, entry)
         return push
@@ -139,7 +134,7 @@ def test_an_answer_of_another_size_is_an_error_of_the_parent() -> None:
     bench = Encoding()
     bench.part.measured(Measure(bench.push("g4"), "g4"), b"ab")
     with pytest.raises(RemoteProtocolError, match="another layout"):
-        bench.part.agreed(stamped(wire.Agreed, index=4, part=0), b"xyz")
+        bench.part.agreed(stamped(wire.Agreed, index=4), b"xyz")
 
 
 def test_what_is_encoded_after_its_attempt_is_dropped() -> None:

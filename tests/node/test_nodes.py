@@ -5,7 +5,6 @@ How they train together: tests/simulate/test_replicas.py and tests/processes/tes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
-from luwu.commands.main import main
 from luwu.join.connection import parse_url
 from luwu.launch.nodes import check_nodes
 from luwu.launch.serving import decide_sizes
@@ -202,69 +200,11 @@ def test_the_budget_is_divided(tmp_path: Path) -> None:
     assert found.chunk_bytes == JOB.layout.chunk_bytes
 
 
-URL = "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384"
-
-
-@pytest.mark.feature("a flag without effect")
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--number 1", "number: it says which optimizer node this is; give --role node"),
-        (f"--role switch --number 1 --join {URL}", "number: it says which optimizer node this is"),
-        ("--role node --number 1", "node 1 needs the address of node 0: add --join"),
-        ("--role node --number 64", "--number: '64' is not a whole number from 0 to"),
-        (f"--role node --join {URL}", "join: only luwu up --role switch, or --role node"),
-        (
-            f"--role node --number 1 --join {URL} --job 3",
-            "job: a node learns it from --join; give --job to the first node alone",
-        ),
-        (f"--role node --number 0 --join {URL} --job 3", "job: a node learns it"),
-        (
-            f"--role node --number 1 --join {URL}",
-            "joined names 1 of 1 optimizer nodes; the next to start is the switch",
-        ),
-        (
-            f"--role node --number 2 --join {URL}&optimizer_nodes=3",
-            "joined names 1 of 3 optimizer nodes; the next to start is node 1, this is node 2",
-        ),
-        (
-            f"--role node --number 1 --optimizer-nodes 4 --join {URL}&optimizer_nodes=3",
-            "optimizer_nodes: 4 asked for, but node 0 at tcp://127.0.0.1:1 was started with 3",
-        ),
-        (
-            f"--role switch --join {URL}&optimizer_nodes=2",
-            "join: it names 1 of 2 optimizer nodes; give what the last of them, .*--number 1",
-        ),
-        (
-            f"--role switch --optimizer-nodes 2 --join {URL}",
-            "optimizer_nodes: it is that of the node; give --optimizer-nodes to luwu up",
-        ),
-        (
-            "--role node --drop-node-after 3s",
-            "drop_node_after: it is that of the switch; give --drop-node-after to luwu up --role",
-        ),
-        (
-            f"--role switch --join {URL} --state here",
-            "state: it is that of the node; give --state to luwu up --role node",
-        ),
-        (
-            f"--role switch --join {URL}&optimizer_nodes=2&more_nodes=nowhere",
-            "more_nodes is 'nowhere', no tcp://",
-        ),
-    ],
-)
-def test_bad_network_nodes_that_cannot_start(
-    flags: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """I6. Goal: a node or switch that is told of too few nodes says which one comes next."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["up", *flags.split()]) == 2
-    assert re.search(said, capsys.readouterr().err)
-
-
 def test_a_url_names_all_nodes_so_far() -> None:
     """Goal: what a node prints is what the next one reads."""
-    found = parse_url(f"{URL}&optimizer_nodes=3&more_nodes=tcp://10.0.0.6:5,tcp://10.0.0.7:6")
+    found = parse_url(
+        "tcp://127.0.0.1:1?job=7&world_size=2&chunk_bytes=16384&optimizer_nodes=3"
+        "&more_nodes=tcp://10.0.0.6:5,tcp://10.0.0.7:6"
+    )
     assert found.more_nodes == ("tcp://10.0.0.6:5", "tcp://10.0.0.7:6")
     assert parse_url(found.url()) == found

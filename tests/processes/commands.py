@@ -9,10 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -244,15 +242,3 @@ def summary(run: Path) -> dict[str, Any]:
     """What the node of a run left."""
     document: dict[str, Any] = json.loads((run / "results" / "node.json").read_text())
     return document
-
-
-@contextmanager
-def terminal(directory: Path) -> Iterator[Terminal]:
-    """A terminal; its temporary files are in a short path, for sockets."""
-    temporary = Path(tempfile.mkdtemp(prefix="luwutest-", dir="/tmp"))
-    opened = Terminal(directory, temporary)
-    try:
-        yield opened
-    finally:
-        opened.close()
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.namespaces import Hosts, NoNamespaces, hosts
-from tests.processes.commands import Terminal, terminal
+from tests.processes.commands import Terminal
 from tests.processes.jobs import ON_THE_CPU
 
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Terminal]:
     """A terminal at which commands are typed, and that finds nothing left behind (I8)."""
-    with terminal(tmp_path) as opened:
+    temporary = Path(tempfile.mkdtemp(prefix="luwutest-", dir="/tmp"))  # a short path, for sockets
+    opened = Terminal(tmp_path, temporary)
+    try:
         yield opened
         assert opened.leftovers() == []
+    finally:
+        opened.close()
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 @pytest.fixture

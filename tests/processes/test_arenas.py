@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from luwu.testing.cluster import Cluster
-from tests.processes.jobs import SMALL, Outside, text_file
+from tests.processes.jobs import Outside
 
 needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="no other libc has arenas"
@@ -67,13 +67,10 @@ def test_threads_have_one_arena_if_asked() -> None:
 @needs_glibc
 def test_processes_of_a_run_have_one_arena(tmp_path: Path) -> None:
     """Goal: none keeps the worst of each thread."""
-    outside = Outside(tmp_path / "tmp")
     flags = ("--workers", "2", "--transport", "tcp", "--state", str(tmp_path / "state"))
-    script = (
-        "-m", "workers.train", "--arm", "luwu", "--steps", "100000",
-        "--data", str(text_file(tmp_path)), *SMALL,
-    )  # fmt: skip
-    with Cluster.run(tmp_path, *script, flags=flags, environ=outside.environ) as cluster:
+    environ = Outside(tmp_path / "tmp").environ
+    script = ("-m", "tests.light_job", "--steps", "1000000")
+    with Cluster.run(tmp_path, *script, flags=flags, environ=environ) as cluster:
         cluster.wait_for_steps(3, limit_s=120)
         pids = {each.role: each.pid for each in cluster.processes()}
         pids["launcher"] = cluster.pid

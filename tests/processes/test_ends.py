@@ -134,23 +134,20 @@ BREAKS_OFF = "if os.environ['RANK'] == '1': os._exit(0)"
 @pytest.mark.feature("os._exit(0) of one rank")
 def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path) -> None:
     """I6. Goal: os._exit(0) of one rank before luwu.init() ends the run at once, with exit code 4,
-    and the message says what happened. (Behind it: tests/launch/test_agent.py.)"""
+    and the message and the report say what happened. (Behind it: tests/launch/test_agent.py.)"""
     ended = shell(tmp_path, command(tmp_path, when=BREAKS_OFF))
     assert ended.returncode == 4, ended.stderr
     assert "(os._exit?), without leaving the job" in ended.stderr
-
-
-def test_a_rank_that_ends_by_force_after_its_goodbye(tmp_path: Path) -> None:
-    """Goal: its steps are decided, so the run ends well."""
-    ended = shell(tmp_path, command(tmp_path, end="os._exit(0)"))
-    assert ended.returncode == 0, ended.stderr
-    assert_whole(tmp_path, warned="")
+    assert "LuWu run run: failed" in (tmp_path / "run/report.html").read_text()
 
 
 @pytest.mark.feature("a thread of the script that stays behind")
-def test_a_thread_that_stays_behind_is_named(tmp_path: Path) -> None:
-    """I6. Goal: what the run waits for, when every step is decided, is said: rank and thread."""
-    ended = shell(tmp_path, command(tmp_path, end=f"if os.environ['RANK'] == '1': {STAYS}"))
+def test_ranks_that_end_after_their_goodbye(tmp_path: Path) -> None:
+    """I6. Goal: every step is decided, so the run ends well, though a rank ends by force; and what
+    it waits for is said: rank and thread."""
+    end = f"{STAYS} if os.environ['RANK'] == '1' else os._exit(0)"
+    ended = shell(tmp_path, command(tmp_path, end=end))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("worker 1 is done") == 1
     assert "its thread uploader still runs" in ended.stderr
+    assert_whole(tmp_path, warned="")

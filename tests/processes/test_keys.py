@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from luwu.base.clock import SYSTEM_CLOCK
+from luwu.base.errors import ConfigError
 from luwu.base.keys import read_secret
 from luwu.commands.main import main as luwu_main
 from luwu.join.connection import read_connection
+from luwu.join.open import open_nic
 from luwu.monitor.watch import Watch
 from luwu.nic.reader import StateReader
 from luwu.testing.cluster import Cluster
@@ -24,7 +26,7 @@ from luwu.transport.interface import PeerDown, PeerFailed, PeerUp
 from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.key_directories import make_keys
 from tests.intruders.__main__ import main as send_intruders
-from tests.kill import TREE, finish, start, wait_for_step
+from tests.kill import finish, start, wait_for_step
 from tests.processes.jobs import Outside
 
 STEPS = 30
@@ -125,62 +127,23 @@ def test_the_end_of_the_handler_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.faults(28)
 @pytest.mark.parametrize(
-    ("flags", "text"),
+    ("environ", "text"),
     [
-        (["--keys", "keys", "--key-name", "worker-7"], "has no key 'worker-7'"),
-        ([], "is encrypted, and this process has no key of its own"),
+        ({"LUWU_KEYS": "keys", "LUWU_KEY_NAME": "worker-7"}, "has no key 'worker-7'"),
+        ({}, "is encrypted, and this process has no key of its own"),
     ],
 )
 def test_who_joins_without_the_right_key_is_told(
-    tmp_path: Path, flags: list[str], text: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], text: str
 ) -> None:
     """Goal: a worker that has no key, or not the one it names, ends with what to do, and soon."""
+    monkeypatch.chdir(tmp_path)
     make_keys(tmp_path / "keys")
-    key = "ab" * 32
-    url = f"tcp://{key}@127.0.0.1:1?job=1&world_size=1&chunk_bytes=1048576"
-    script = tmp_path / "join.py"
-    script.write_text("from luwu.join.open import open_nic\nopen_nic(0, 1)\n")
-    with Cluster(
-        tmp_path, ["run", "--run-dir", str(tmp_path / "run"), "--join", url, *flags, str(script)],
-        environ=Outside(tmp_path / "tmp").environ,
-    ) as cluster:  # fmt: skip
-        assert cluster.wait(60) == 2, cluster.output
-        assert text in cluster.output
-
-
-@pytest.mark.slow
-@pytest.mark.feature("connections with keys")
-def test_a_tree_and_two_nodes_have_keys(tmp_path: Path) -> None:
-    """I3. Goal: every link of a tree over tcp with two nodes has keys, each process its own, and
-    the weights are those of the same job without any."""
-    names = {
-        "node": "node", "node-1": "node", "switch-top": "switch", "switch-left": "switch",
-        "switch-right": "switch", "worker-0": "worker", "worker-1": "worker", "worker-2": "worker",
-    }  # fmt: skip
-    keys = make_keys(tmp_path / "keys", names)
-    (tmp_path / "tree.toml").write_text(TREE)
-    digests = []
-    for name, flags in (("keys", ["--keys", str(keys)]), ("open", [])):
-        outside = Outside(tmp_path / f"{name}.tmp")
-        with start(
-            tmp_path, name, steps=4, restarts=0, outside=outside, transport="tcp",
-            tree=tmp_path / "tree.toml", more_flags=[*flags, "--optimizer-nodes", "2"],
-        ) as cluster:  # fmt: skip
-            digests.append(finish(cluster, outside))
-            seen = {
-                role: re.findall(
-                    r'"key":"([\w-]+)"', cluster.run_directory.events(role).read_text()
-                )
-                for role in ("node", "node-1", "switch-top")
-            }
-        if name == "keys":
-            assert {role: sorted({*found}) for role, found in seen.items()} == {
-                "node": ["switch-top"], "node-1": ["switch-top"],
-                "switch-top": ["switch-left", "switch-right"],
-            }  # fmt: skip
-        else:
-            assert seen == {"node": [], "node-1": [], "switch-top": []}
-    assert digests[0] == digests[1]
+    url = f"tcp://{'ab' * 32}@127.0.0.1:1?job=1&world_size=1&chunk_bytes=1048576"
+    for name, value in {"LUWU_CONNECT": url, **environ}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=text):
+        open_nic(0, 1)
 
 
 def test_files_of_a_run_are_this_users_alone(tmp_path: Path) -> None:

@@ -388,16 +388,11 @@ def test_bytes_of_the_last_instant_are_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- whole clusters
 
 
-def train(*flags: str) -> list[str]:
-    sizes = ["--width", "64", "--context", "32", "--batch", "2"]
-    return ["-m", "workers.train", "--arm", "luwu", "--log-every", "1", *sizes, *flags]
-
-
-@pytest.mark.slow
 def test_a_state_in_memory_is_not_started_again(tmp_path: Path) -> None:
     """I2. Goal: a node that kept its state in RAM and died ends the run with code 5."""
-    flags = ["--durability", "none", "--memory-budget", "512MiB"]
-    with Cluster.run(tmp_path, *train("--steps", "100000"), flags=flags) as cluster:
+    flags = ["--durability", "none", "--workers", "1"]
+    script = ("-m", "tests.light_job", "--steps", "1000000")
+    with Cluster.run(tmp_path, *script, flags=flags) as cluster:
         cluster.wait_for_text("step=2 ", log="worker-0")
         cluster.kill("node")
         assert cluster.wait(30) == 5, cluster.output

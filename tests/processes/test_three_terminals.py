@@ -118,26 +118,6 @@ def test_three_terminals_started_again_by_an_engine(
     assert summary(shell.directory / "node")["weights_digest"] == light_digest(STEPS)
 
 
-@pytest.mark.slow
-def test_a_tree_in_terminals_of_its_own(shell: Terminal) -> None:
-    """Goal: the node, the root and a leaf are started one by one, each by the line that its parent
-    printed; a leaf above all ranks adds as one switch does, over shared memory with its workers."""
-    tree = shell.directory / "tree.toml"
-    tree.write_text('[top]\nparent = "node"\n[leaf]\nparent = "top"\nworkers = "0-1"\n')
-    node = shell.start("up", "--role", "node", "--state", "state", "--tree", str(tree))
-    line = node.wait_for(r"^or      luwu (up --role switch .*--join) '(tcp://.*)'$")
-    top = shell.start(*line[1].split(), line[2])
-    line = top.wait_for(r"^join    luwu (up --role switch .*--join) '(tcp://.*)'$")
-    leaf = shell.start(*line[1].split(), line[2])
-    line = leaf.wait_for(r"^join    luwu (run --join \S+ --ranks 0-1) SCRIPT$")
-    workers = shell.start(*line[1].split(), *JOB)
-    assert_all_end(workers, leaf, top, node)
-    found = (shell.directory / "luwu-runs").glob("*/results/node.json")
-    (run,) = {path.resolve().parents[1] for path in found}
-    assert summary(run)["weights_digest"] == light_digest(STEPS)
-    assert not list((shell.directory / "luwu-runs").glob("*/connect*.json"))
-
-
 def test_nodes_in_terminals_of_their_own(shell: Terminal) -> None:
     """I2, I3. Goal: two nodes are started one by one, each by the line that the one before printed,
     as on hosts that share no directory; what they export together is what one node makes. The line

@@ -101,18 +101,6 @@ def test_a_signal_of_a_batch_system_stops_a_run(shell: Terminal, *, to_all: bool
     assert re.search("Step [01] is decided and kept in state; go on with", command.err)
 
 
-@pytest.mark.feature("a report of every run")
-def test_a_run_that_failed_has_its_report(shell: Terminal) -> None:
-    script = write_light(shell.directory / "light.py", steps=3)
-    with script.open("a") as file:
-        file.write("raise RuntimeError('after three steps')\n")
-    done = shell.run("run", "--workers", "1", "--run-dir", "run", str(script))
-    assert done.process.returncode == 4
-    page = (shell.directory / "run" / "report.html").read_text()
-    assert "LuWu run run: failed" in page
-    assert "3 steps are decided" in page
-
-
 def _wait_for_steps(watch: Watch, count: int) -> dict[str, object]:
     documents: list[dict[str, object]] = []
 

@@ -58,17 +58,6 @@ def test_files_are_private_and_of_fixed_size(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["store"]
 
 
-def test_a_second_opener_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
-    """Goal: one node a store."""
-    path = tmp_path / "store"
-    with FilePageStore.create(path, small_config()) as store:
-        with pytest.raises(ConfigError, match=f"process {os.getpid()} on .*second node"):
-            FilePageStore.open(path)
-        take_step(store, 0)
-    with FilePageStore.open(path) as store:
-        assert store.generation == 2  # refused openings count nothing
-
-
 def test_create_refuses_what_is_there(tmp_path: Path) -> None:
     """Goal: nothing is overwritten; an empty directory is taken."""
     FilePageStore.create(tmp_path / "store", small_config()).close()

@@ -58,7 +58,8 @@ def test_a_reader_changes_no_byte(tmp_path: Path) -> None:
 
 
 def test_readers_share_a_store_and_a_node_has_it_alone(tmp_path: Path) -> None:
-    """Goal: two readers at once; a node and a reader exclude each other, and each is told of whom.
+    """Goal: two readers at once; a node excludes readers and another node, and each is told of
+    whom; refused openings count nothing.
     Method: the process that LOCK names is this one, then one that has ended."""
     path = tmp_path / "store"
     used_store(path)
@@ -68,11 +69,13 @@ def test_readers_share_a_store_and_a_node_has_it_alone(tmp_path: Path) -> None:
         pytest.raises(ConfigError, match=f"process {os.getpid()} on .*a second node"),
     ):
         FilePageStore.open(path)
-    with (
-        FilePageStore.open(path),
-        pytest.raises(ConfigError, match=f"process {os.getpid()} on .*Wait until it has ended"),
-    ):
-        FilePageStore.open(path, read_only=True)
+    with FilePageStore.open(path) as store:
+        for read_only, said in ((False, "a second node"), (True, "Wait until it has ended")):
+            with pytest.raises(ConfigError, match=f"process {os.getpid()} on .*{said}"):
+                FilePageStore.open(path, read_only=read_only)
+        assert store.generation == 2
+    with FilePageStore.open(path) as store:
+        assert store.generation == 3
 
     program = (
         "import sys; from pathlib import Path; from switch_emu.store import FilePageStore\n"

@@ -39,18 +39,6 @@ def in_turn(pool: FixedSlotPool, passes: int, *, units: int = 3) -> list[SlotKey
     return [(step, 0, extent) for step in range(passes) for extent in extents]
 
 
-def fill(pool: FixedSlotPool, key: SlotKey) -> bool:
-    """All children contribute to an extent and its sum goes out; False if there is no room."""
-    for rank in range(3):
-        pool.passes(key, 1 << rank)
-        slot = pool.room(key, BYTES)
-        if slot is None:
-            return False
-        slot.add(said(rank))
-    pool.hand_out(key, BYTES)
-    return True
-
-
 def test_turns_are_those_of_a_backward() -> None:
     """F1. Goal: units from the last to the first, upwards inside; what is frozen has no turn."""
     layout = make_layout(units=3)
@@ -96,28 +84,6 @@ def test_no_contribution_is_larger_than_a_slot() -> None:
     pool = make_pool(4)
     assert pool.room((0, 0, 0), BYTES + 1) is None
     assert pool.room((0, 0, 0), BYTES) is not None
-
-
-def test_a_copy_is_kept_until_parent_and_children_are_done_with_it() -> None:
-    """F2, F3, F5. Goal: each of the three conditions alone keeps a copy from the next user.
-    Method: one slot, so turn n + 2 wants the copy of turn n."""
-    pool = make_pool(1)
-    first, second, third, fourth = in_turn(pool, 1)[:4]
-    assert fill(pool, first)
-    assert pool.is_summed(first)
-    assert pool.room(third, BYTES) is None  # the parent lacks the sum, all children may repeat
-    pool.arrived(first)
-    assert pool.is_summed(first)  # still known, though it holds nothing
-    assert pool.get(first) is None
-    for rank in range(3):
-        assert pool.room(third, BYTES) is None
-        pool.passes(second, 1 << rank)
-        slot = pool.room(second, BYTES)
-        assert slot is not None
-        slot.add(said(rank))
-    assert pool.room(third, BYTES) is not None
-    assert not pool.is_summed(first)
-    assert pool.room(fourth, BYTES) is None  # the second is full, not summed
 
 
 class Model:

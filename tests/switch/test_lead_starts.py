@@ -15,19 +15,6 @@ READY = {
 """A node that is decided at version 0, and has version 1 prepared."""
 
 
-def test_a_start_that_was_heard_of_too_early_is_a_start_all_the_same() -> None:
-    """E4. Goal: where a node stands is told before its connection is there: what counts is that it
-    was started again, and has lost what it knew of the attempt."""
-    bench = Bench()
-    bench.join()
-    bench.lead.lost(1)
-    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
-    bench.lines()
-    assert bench.says(1, wire.Standing, **where) == []
-    bench.reconnect(1, ends=False)
-    starts(bench.says(1, wire.Standing, **where), "parent-0: Adopt", "parent-1: Adopt")
-
-
 def test_no_two_epochs_of_one_switch_have_one_number() -> None:
     """E3. Goal: a node that is lost again as soon as it is to count, which the others may have
     recorded: the epoch without it is a later one."""
@@ -110,21 +97,6 @@ def test_what_is_proposed_goes_with_the_directories_that_know_of_it() -> None:
     starts(found, "parent-0: Adopt step=3 members=3", "parent-1: Adopt step=3 members=3")
 
 
-def decided_as_it_connects() -> Bench:
-    """Node 1 was lost and waits to be filled. Node 0 is connected again, and has not said where it
-    stands, as it turns out to have prepared version 1, which is decided with that."""
-    bench = Bench(fill_rate_bytes_per_s=1e9)
-    bench.join()
-    bench.lose(1)
-    bench.welcome(0, 2)
-    bench.lead.reconnected(1)
-    bench.says(1, wire.Standing, incarnation=2)
-    bench.measure(0, attempt=2)
-    bench.lead.reconnected(0)
-    bench.prepare(0, attempt=2)
-    return bench
-
-
 def test_what_is_said_twice_changes_nothing() -> None:
     """E5. Goal: a switch that has asked for a version as all have it prepared goes not back to the
     one before as an answer comes again: a node may have decided it. Method: the third node came
@@ -153,16 +125,6 @@ def test_a_switch_that_began_goes_not_back_without_a_node() -> None:
     starts(found, "parent-0: Adopt step=1 members=5", "parent-2: Adopt step=1 members=5")
 
 
-def test_what_a_node_said_before_it_prepared_a_version_is_late() -> None:
-    """E2. Goal: over links on which messages overtake each other, where it stood comes after what
-    it has prepared since: it was not started again."""
-    bench = decided_as_it_connects()
-    assert bench.lead.at.now.version.number == 1
-    bench.lines()
-    late = {"attempt": 2, "loaded": True, "epoch": 2, "members": 1}
-    starts(bench.says(0, wire.Standing, **late), "parent-0: Adopt step=1 members=1")
-
-
 def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
     """E6. Goal: of two nodes one is lost with its directory, while the other is away for too long:
     the job waits for the one that has the state, and goes on with it."""
@@ -181,29 +143,21 @@ def test_a_node_that_came_back_empty_does_not_begin_again_alone() -> None:
     starts(found, "parent-1: Adopt step=4 members=2")
 
 
-def test_a_node_that_was_started_again_is_so_if_it_says_it_twice() -> None:
-    """E5. Goal: its sums of the open step are lost, though only a connection was between the two
-    times that it said where it stands: the step is made again."""
-    bench = Bench()
-    bench.join()
-    bench.measure(0)
-    where = {"attempt": 1, "loaded": True, "epoch": 1, "members": 3, "incarnation": 2}
-    bench.lead.lost(1)
-    bench.lead.lost(0)
-    bench.lead.reconnected(1)
-    bench.says(1, wire.Standing, **where)
-    bench.lead.lost(1)
-    bench.lead.reconnected(1)
-    bench.says(1, wire.Standing, **where)
-    bench.reconnect(0, ends=False)
-    found = bench.says(0, wire.Standing, **{**where, "incarnation": 1})
-    starts(found, "parent-0: Adopt members=3", "parent-1: Adopt members=3")
-
-
 def test_a_node_that_is_about_to_decide_is_not_older() -> None:
     """E2. Goal: one that has prepared what the others of its epoch have decided can go on with it,
-    whatever happens to a node that is being filled meanwhile."""
-    bench = decided_as_it_connects()
+    whatever happens to a node that is being filled meanwhile. Method: node 1 was lost and waits to
+    be filled; node 0 is connected again, and has not said where it stands, as it turns out to have
+    prepared version 1, which is decided with that."""
+    bench = Bench(fill_rate_bytes_per_s=1e9)
+    bench.join()
+    bench.lose(1)
+    bench.welcome(0, 2)
+    bench.lead.reconnected(1)
+    bench.says(1, wire.Standing, incarnation=2)
+    bench.measure(0, attempt=2)
+    bench.lead.reconnected(0)
+    bench.prepare(0, attempt=2)
+    assert bench.lead.at.now.version.number == 1
     bench.welcome(1, 3, incarnation=2, step=1)
     ready = {**READY, "attempt": 2, "prepared_attempt": 2, "members": 1}
     starts(bench.says(0, wire.Standing, DIGEST * 2, **ready), "parent-0: Adopt step=1 members=1")
@@ -264,35 +218,6 @@ def test_less_than_half_of_the_nodes_do_not_go_on_as_the_others_come_back_older(
             bench.says(0, wire.Standing, DIGEST * 3, **older, **first)
         bench.says(1, wire.Standing, **older)
         starts(bench.says(2, wire.Standing, **older), *expected)
-
-
-def test_one_prepared_version_does_not_make_up_for_two() -> None:
-    """E5, O1. Goal: workers know of three steps, and both nodes come back with one, and the second
-    prepared: that is decided for nobody, as the third is lost all the same."""
-    bench = Bench()
-    bench.join(version=3)
-    bench.outbox.step = 3
-    bench.reconnect(0, 1)
-    for node in (0, 1):
-        found = bench.says(
-            node, wire.Standing, DIGEST * 2, **MADE_AGAIN, step=1, decided_attempt=1, incarnation=2
-        )
-    starts(found, "parent-0: Refuse", "parent-1: Refuse", "core: Refuse")
-
-
-def test_a_new_switch_takes_no_version_for_the_one_that_was_made_again() -> None:
-    """E2. Goal: node 0 is at version 1 as made under attempt 3. A node that has that prepared, or
-    decided, is gone on with; one that has version 1 of another attempt came back older."""
-    known = {"attempt": 4, "loaded": True, "step": 1, "decided_attempt": 3}
-    ready = {**MADE_AGAIN, "attempt": 3, "prepared_attempt": 3}
-    older = {**known, "decided_attempt": 1}
-    for other, members in ((known, 3), (ready, 3), (MADE_AGAIN, 1), (older, 1)):
-        bench = Bench()
-        bench.greet()
-        bench.says(0, wire.Standing, **{**known, "epoch": 1, "members": 3})
-        found = bench.says(1, wire.Standing, DIGEST * 2, **{**other, "epoch": 1, "members": 3})
-        assert f"Adopt step=1 members={members}" in found[0]
-        assert "decided_attempt=3" in found[0]
 
 
 def test_a_node_that_can_decide_is_gone_on_with_though_the_other_is_empty() -> None:

@@ -12,7 +12,6 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.quantities import parse_bytes
 from luwu.base.tree import one_switch
-from luwu.commands.main import main
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
 from luwu.launch.serving import decide_sizes
@@ -186,33 +185,3 @@ def test_a_switch_that_joins_knows_of_replicas_by_the_job(replicas: int, tmp_pat
     )  # fmt: skip
     found = (told["limits"]["drop_node_after_ns"], told["limits"]["fill_rate_bytes_per_s"])
     assert found == ((3_000_000_000, 5e6) if replicas > 1 else (None, None))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            "compare --arms luwu --layers 2 --width 64 --memory-budget 2MiB "
-            "--switch-memory-budget 1KiB",
-            r"switch_memory_budget: 1.00 KiB is too small .*; give at least \d+KiB",
-        ),
-        (
-            "compare --arms luwu --no-switch --switch-memory-budget 4MiB",
-            "with --no-switch the node adds what workers push, .*; leave one of them out",
-        ),
-        (
-            "up --role node --switch-memory-budget 4MiB",
-            "it is that of the switch; give --switch-memory-budget to luwu up --role switch",
-        ),
-        ("estimate --switch-memory-budget 4", "--switch-memory-budget: '4' has no unit"),
-    ],
-)
-def test_bad_budgets_typed(
-    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    """Goal: exit code 2 and a message that names the key and what to give instead."""
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments.split()) == 2
-    told = capsys.readouterr().err
-    assert re.search(said, told), told

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luwu.protocol.actions import PARENT, Send
+from luwu.protocol.actions import PARENT
 from luwu.wire import messages as wire
 from luwu.wire.description import Description
 from luwu.wire.hyper import StepHyper, encode_hyper
@@ -32,17 +32,11 @@ SECOND = LAYOUT.trainable_extents(1)
 ALL_BYTES = sum(each.wire_bytes for each in LAYOUT.extents)
 
 
-def description(update: str = "streaming") -> Description:
-    return Description(layout=LAYOUT, optimizer="test", update=update)
-
-
-def part_of(
-    handed: Handed, update: str = "streaming", bytes_max: int = ALL_BYTES
-) -> WeightsDown:  # fmt: skip
+def part_of(handed: Handed) -> WeightsDown:
     """A part of a switch that has read the description of its job."""
-    limits = replace(handed.limits, cache_bytes_max=bytes_max)
+    limits = replace(handed.limits, cache_bytes_max=ALL_BYTES)
     part = WeightsDown(handed.outbox, handed.children, handed.uplink, limits)
-    part.cache.learn(description(update))
+    part.cache.learn(Description(layout=LAYOUT, optimizer="test", update="streaming"))
     return part
 
 
@@ -64,90 +58,6 @@ def test_the_last_extents_that_fit_are_chosen() -> None:
     assert chosen_extents(LAYOUT, 0) == frozenset()
 
 
-def test_one_pull_goes_up_for_all_uses_of_a_step() -> None:
-    """Goal: forward and backward of both children, with one pull to the parent."""
-    handed = Handed()
-    part, extent = part_of(handed), FIRST[0]
-    forward, backward = (message(wire.Pull, index=extent, part=use) for use in (0, 1))
-    came = message(wire.Weights, index=extent, dtype="float32")
-    copy = Cache(extent, 0, 0, 0, "float32", "bytes")
-    where = f"index={extent} " * (extent > 0)
-    handed.play(
-        part,
-        [
-            ("pull", (handed.left, forward), [f"parent: Pull {where}".rstrip()]),
-            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
-            ("cached", (copy, "ours", 5), [f"left: Weights {where}dtype=float32 + 'ours'"]),
-            ("pull", (handed.right, forward),
-             [f"right: Weights {where}dtype=float32 + 'ours'"]),
-            ("pull", (handed.left, backward),
-             [f"left: Weights {where}part=1 dtype=float32 + 'ours'"]),
-            ("pull", (handed.right, backward),
-             [f"right: Weights {where}part=1 dtype=float32 + 'ours'"]),
-        ],
-    )  # fmt: skip
-    assert (part.cache.hits_count, part.cache.bytes_used) == (3, 5)
-    assert part.copies.bytes_used == 0
-
-
-def test_the_next_weights_of_a_unit_are_asked_for_when_its_first_gradient_is_pushed() -> None:
-    """Goal: before the page is updated, in one pull, once; and they take the place of the older
-    ones, whoever has asked for them."""
-    handed = Handed()
-    part = part_of(handed)
-    for extent in SECOND:
-        cached(part, handed, extent, now=f"old {extent}")
-    first, second = SECOND
-    pull = f"parent: Pull step=1 index={first} count=2 has=True"
-    late = message(wire.Pull, step=1, index=second)
-    came = message(wire.Weights, step=1, index=second, dtype="float32")
-    copy = Cache(second, 1, 0, 0, "float32", "bytes")
-    handed.play(
-        part,
-        [
-            ("pushed", (0, second), [pull]),
-            ("pushed", (0, first), []),
-            ("pull", (handed.left, late), []),
-            ("weights", (came, "bytes", 5), ["Cache extent", "drop bytes"]),
-            ("cached", (copy, "new", 5),
-             [f"left: Weights step=1 index={second} dtype=float32 + 'new'", f"drop old {second}"]),
-            ("pushed", (0, second), []),
-            ("pull", (handed.right, late),
-             [f"right: Weights step=1 index={second} dtype=float32 + 'new'"]),
-            ("forget", (0,), [f"drop old {first}"]),
-        ],
-    )  # fmt: skip
-    assert part.cache.bytes_used == 5
-
-
-def test_children_are_told_whether_they_may_use_cached_weights_where_they_lie() -> None:
-    """Goal: all are told the same of one extent; who has asked is answered even if the copy came
-    too late for the cache."""
-    handed = Handed()
-    part, extent = part_of(handed), SECOND[0]
-    copy = Cache(extent, 0, 0, 0, "float32", "bytes")
-    ask = message(wire.Pull, index=extent)
-    came = message(wire.Weights, index=extent, dtype="float32")
-    for peer in (handed.left, handed.right):
-        part.pull(peer, ask)
-    part.weights(came, "bytes", 5)
-    handed.outbox.take()
-    part.cached(copy, "placed", 5, in_place=True)
-    part.pull(handed.left, message(wire.Pull, index=extent, part=1))
-    sent = [each.message for each in handed.outbox.take() if isinstance(each, Send)]
-    assert [(each.part, each.in_place) for each in sent] == [(0, True), (1, True)]
-    part.cache.forget()
-    part.pull(handed.left, message(wire.Pull, index=extent, part=2))
-    part.weights(message(wire.Weights, index=extent, part=2, dtype="float32"), "bytes", 5)
-    handed.outbox.take()
-    part.cache.close()
-    handed.play(
-        part,
-        [("cached", (replace(copy, part=2), "late", 5),
-          [f"left: Weights index={extent} part=2 dtype=float32 + 'late'", "drop late"])],
-    )  # fmt: skip
-
-
 def test_a_unit_is_asked_for_ahead_once_a_step() -> None:
     """Goal: not when a child is a step ahead of the others, whose weights are not due then; once
     when they are, and again in a new attempt."""
@@ -163,23 +73,6 @@ def test_a_unit_is_asked_for_ahead_once_a_step() -> None:
     handed.play(part, [("forget", (), []), (*push, [pull])])
 
 
-def test_pages_that_are_updated_after_the_step_are_asked_for_with_its_verdict() -> None:
-    """Goal: with `at_step` a push says nothing of when the page is updated."""
-    handed = Handed()
-    part = part_of(handed, "at_step")
-    trained = [each.index for each in LAYOUT.extents if each.trainable]
-    assert trained == [*FIRST, *SECOND] == [0, 1, 2, 3]
-    handed.play(
-        part,
-        [
-            ("pushed", (0, SECOND[0]), []),
-            ("applied", (0,), ["parent: Pull step=1 count=4"]),
-            ("applied", (0,), []),
-            ("applied", (1,), []),
-        ],
-    )
-
-
 def test_frozen_weights_serve_every_step_of_an_attempt() -> None:
     """Goal: they are asked for once; a new attempt drops all."""
     handed = Handed()
@@ -193,45 +86,6 @@ def test_frozen_weights_serve_every_step_of_an_attempt() -> None:
     assert part.cache.bytes_used == 0
 
 
-def test_weights_that_are_the_same_are_not_sent_again() -> None:
-    """Goal: those of the step before count for the next, for whoever has asked for it, and for
-    other uses of it; where they are gone, the answer is none, and bytes are asked for."""
-    handed = Handed()
-    part, extent = part_of(handed), SECOND[0]
-    cached(part, handed, extent, now="old")
-    pulls = [message(wire.Pull, step=1, index=extent, part=use) for use in (0, 1)]
-    answers = [
-        message(wire.Received, step=1, index=extent, part=use, verb=Verb.PULL) for use in (0, 1)
-    ]
-    copies = [Cache(extent, 1, use, 0, "float32", "old", is_new=False) for use in (0, 1)]
-    to_left = f"left: Weights step=1 index={extent} dtype=float32 + 'old'"
-    to_right = f"right: Weights step=1 index={extent} part=1 dtype=float32 + 'old'"
-    handed.play(
-        part,
-        [
-            ("pull", (handed.left, pulls[0]), [f"parent: Pull step=1 index={extent} has=True"]),
-            ("pull", (handed.right, pulls[1]),
-             [f"parent: Pull step=1 index={extent} part=1 has=True"]),
-            ("same", (answers[0],), ["Cache extent"]),
-            ("cached", (copies[0], "old", 5), [to_left, "drop old"]),
-            ("same", (answers[0],), []),
-            ("same", (answers[1],), ["Cache extent"]),
-            ("cached", (copies[1], "old", 5), [to_right, "drop old"]),
-        ],
-    )  # fmt: skip
-    assert part.cache.bytes_used == 5
-    name = ("pull", 2, 0, extent)
-    part.pull(handed.left, message(wire.Pull, step=2, index=extent))
-    assert not handed.uplink.asks(name), "the step before it is open"
-    handed.outbox.step = 1
-    part.pull(handed.left, message(wire.Pull, step=2, index=extent))
-    handed.outbox.take()
-    part.forget(1)
-    handed.outbox.take()
-    handed.play(part, [("same", (replace(answers[0], step=2),), [])])
-    assert handed.uplink.asks(name)
-
-
 def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
     """Goal: a receipt, whether it asks before or after the answer is known; those that have none
     are sent the weights, and of new ones all are; and all once the step before is decided, as they
@@ -243,16 +97,21 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
     same = message(wire.Received, step=1, index=extent, verb=Verb.PULL)
     copy = Cache(extent, 1, 0, 0, "float32", "old", is_new=False)
     new = Cache(extent, 2, 0, 0, "float32", "bytes")
+    form = (
+        f"Cache extent={extent} step={{}} part=0 attempt=0 dtype=float32 payload={{}} is_new={{}}"
+    )
+    kept, copied = form.format(1, "old", False), form.format(2, "bytes", True)
     receipt = f"Received step=1 index={extent} verb=PULL"
     handed.play(
         part,
         [
             ("pull", (handed.left, first), [f"parent: Pull step=1 index={extent} has=True"]),
             ("pull", (handed.right, replace(first, has=False)), []),
-            ("same", (same,), ["Cache extent"]),
+            ("same", (same,), [kept]),
             ("cached", (copy, "old", 5),
              [f"left: {receipt}", f"right: Weights step=1 index={extent} dtype=float32 + 'old'",
               "drop old"]),
+            ("same", (same,), []),
             ("pull", (handed.right, first), [f"right: {receipt}"]),
         ],
     )  # fmt: skip
@@ -265,7 +124,7 @@ def test_a_switch_below_that_has_the_same_weights_is_sent_none() -> None:
         part,
         [
             ("pull", (handed.left, second), [f"parent: Pull step=2 index={extent} has=True"]),
-            ("weights", (weights, "bytes", 5), ["Cache extent", "drop bytes"]),
+            ("weights", (weights, "bytes", 5), [copied, "drop bytes"]),
             ("cached", (new, "new", 5), [sent, "drop old"]),
         ],
     )
@@ -285,17 +144,6 @@ def test_a_copy_that_comes_too_late_is_dropped(change: str) -> None:
         cached(part, handed, FIRST[0], now="first")
     late = Cache(FIRST[0], 0, 0, 0, "float32", "bytes")
     handed.play(part, [("cached", (late, "late", 5), ["drop late"])])
-
-
-def test_weights_that_are_used_in_place_are_not_cached() -> None:
-    """Goal: where the node has them in shared memory, nothing is copied nor asked for ahead."""
-    handed = Handed()
-    part = part_of(handed)
-    came = message(wire.Weights, index=SECOND[0], dtype="float32", in_place=True)
-    part.pull(handed.left, message(wire.Pull, index=SECOND[0]))
-    part.weights(came, "place", 5)
-    assert not [each for each in handed.outbox.take() if isinstance(each, Cache)]
-    handed.play(part, [("pushed", (0, SECOND[0]), []), ("applied", (0,), [])])
 
 
 def test_a_skipped_step_and_an_abort_drop_what_streamed_ahead() -> None:

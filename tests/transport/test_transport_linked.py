@@ -17,9 +17,7 @@ from luwu.transport.interface import (
     Received,
     Transport,
 )
-from luwu.transport.zeromq import ZeroMqTransport
 from switch_emu.links.linked import LinkedTransport, linked
-from tests.helpers.transports import QUICK, AtTcp
 from tests.suites.transport_suite import TransportSuite
 from tests.suites.transport_waits import DEADLINE_NS, MIB, Make, meet, message
 
@@ -70,15 +68,6 @@ class TestLinkedInProcess(TransportSuite):
     @pytest.fixture
     def endpoint(self) -> str:
         return "inproc://auto"
-
-
-class TestLinkedTcp(AtTcp, TransportSuite):
-    @pytest.fixture
-    def make(self) -> Iterator[Make]:
-        made: list[Driven] = []
-        yield lambda **options: Driven(ZeroMqTransport(timing=QUICK, **options), made)
-        for transport in made:
-            transport.close()
 
 
 # ---------------------------------------------------------------------- what links do

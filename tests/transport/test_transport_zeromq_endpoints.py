@@ -14,7 +14,7 @@ from luwu.transport import endpoints as endpoints_module
 from luwu.transport.sockets import LOOPBACK_SEND_BYTES, ZeroMqTiming, prepare_bind
 from luwu.transport.zeromq import ZeroMqTransport
 from tests.helpers.transports import OverZeroMq, listening_process
-from tests.suites.transport_waits import Make, dialling, down, meet, up
+from tests.suites.transport_waits import Make, dialling, meet, up
 
 
 class TestWhereToListen(OverZeroMq):
@@ -120,33 +120,3 @@ class TestWhereToListen(OverZeroMq):
         new = Path(make().listen("ipc://auto").removeprefix("ipc://"))
 
         assert set(tmp_path.iterdir()) == {live.parent, new.parent}
-
-    def test_the_socket_of_a_killed_process_is_replaced(self, make: Make, tmp_path: Path) -> None:
-        """Goal: a stale file is no obstacle, and a dialler finds the successor."""
-        endpoint = f"ipc://{tmp_path}/s"
-        process, _ = listening_process(ZeroMqTransport, endpoint)
-        dialler = dialling(make, endpoint)
-        up(dialler)
-        process.kill()
-        process.communicate()
-        assert down(dialler) == "parent"
-        assert (tmp_path / "s").exists()
-
-        listener = make()
-        listener.listen(endpoint)
-
-        assert up(dialler) == "parent"
-        up(listener)
-        listener.close()
-        assert not (tmp_path / "s").exists()
-
-    def test_paths_that_cannot_be_a_socket(self, make: Make, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()
-        for endpoint, text in (
-            (f"ipc://{tmp_path}/file", "is not a socket"),
-            (f"ipc://{tmp_path}/missing/s", "no directory"),
-            (f"ipc://{tmp_path}/{'x' * 100}", "use a shorter one"),
-        ):
-            with pytest.raises(ConfigError, match=text):
-                make().listen(endpoint)
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -488,24 +488,6 @@ def test_chunk_must_be_a_multiple(chunk_bytes: int, nearest: int) -> None:
         simple(chunk_bytes=chunk_bytes)
 
 
-def test_chunk_of_absurd_size() -> None:
-    """Goal: numbers no float can hold are refused like any other."""
-    with pytest.raises(ConfigError, match="is not a multiple"):
-        simple(chunk_bytes=10**400 + 1)
-    with pytest.raises(ConfigError, match="a frame may have; choose a smaller chunk"):
-        simple(chunk_bytes=PAYLOAD_BYTES_MAX + CHUNK_BYTES_STEP)
-    assert simple(chunk_bytes=PAYLOAD_BYTES_MAX).chunks[0].elems == 64
-
-
-def test_too_many_chunks() -> None:
-    """I5. Goal: a shape that would need millions of chunks is refused before they are listed."""
-    shape = (CHUNK_COUNT_MAX + 1, CHUNK_BYTES_STEP // 4)
-    with pytest.raises(ConfigError, match="choose a larger chunk"):
-        simple(parameter={"shape": shape})
-    with pytest.raises(ConfigError, match="choose a larger chunk"):
-        simple(parameter={"shape": (10**300,)})
-
-
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -513,6 +495,16 @@ def test_too_many_chunks() -> None:
         ({"optimizer_nodes": -2}, "optimizer_nodes must be at least 1, got -2"),
         ({"extent_chunks": 0}, "extent_chunks must be >= 1, got 0"),
         ({"extent_chunks": -1}, "extent_chunks must be >= 1, got -1"),
+        ({"chunk_bytes": 10**400 + 1}, "is not a multiple"),  # no float can hold it
+        (
+            {"chunk_bytes": PAYLOAD_BYTES_MAX + CHUNK_BYTES_STEP},
+            "a frame may have; choose a smaller chunk",
+        ),
+        (
+            {"parameter": {"shape": (CHUNK_COUNT_MAX + 1, CHUNK_BYTES_STEP // 4)}},
+            "choose a larger chunk",
+        ),
+        ({"parameter": {"shape": (10**300,)}}, "choose a larger chunk"),
         ({"parameter": {"shape": (3, 0)}}, r"parameter w has shape \(3, 0\) and so no elements"),
         ({"parameter": {"shape": (-3, -2)}}, r"parameter w has shape \(-3, -2\)"),
         ({"parameter": {"dtype": "float64"}}, "parameter w: dtype float64 cannot be trained here"),
@@ -534,12 +526,13 @@ def test_too_many_chunks() -> None:
     ],
 )
 def test_models_that_cannot_be(changes: dict[str, Any], text: str) -> None:
-    """I6. Goal: each mistake is named, with what to do."""
+    """I5, I6. Goal: each mistake is named, with what to do; millions of chunks are not listed."""
     with pytest.raises(ConfigError, match=text):
         simple(**changes)
 
 
-def test_a_model_without_parameters() -> None:
+def test_the_largest_chunk_and_none_at_all() -> None:
     """Goal: documented: nothing to train is a legal layout of no chunks."""
+    assert simple(chunk_bytes=PAYLOAD_BYTES_MAX).chunks[0].elems == 64
     empty = Layout(parameters=(), units=(), chunk_bytes=CHUNK_BYTES_STEP)
     assert empty.chunks == ()

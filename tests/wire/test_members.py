@@ -73,33 +73,22 @@ def test_two_children_join() -> None:
     assert members.description == description()
 
 
-def test_a_repeated_hello_changes_nothing() -> None:
-    """I1. Goal: Hello is repeated until it is answered."""
+@pytest.mark.parametrize(
+    ("peer", "incarnation", "is_later"), [("a", 5, False), ("a2", 5, False), ("b", 6, True)]
+)
+def test_a_child_that_comes_again(peer: str, incarnation: int, is_later: bool) -> None:
+    """I1. Goal: Hello is repeated until it is answered; a child that connects again is the same
+    under another name, and the old is void; a later start replaces it, and True tells the core
+    that what the former one pushed must be given up."""
     members = two()
-    for _ in range(3):
-        assert members.join("a", hello(0), description()) is False
-    assert members.peers == ("a",)
-    assert not members.complete
-
-
-def test_a_new_connection_of_the_same_start() -> None:
-    """Goal: a child that connects again is the same child under another name; the old is void."""
-    members = two()
-    members.join("a", hello(0), description())
-    assert members.join("a2", hello(0), description()) is False
-    assert members.peers == ("a2",)
-    assert members.of("a", 5) is None
-    assert members.of("a2", 5) is not None
-
-
-def test_a_later_start_replaces() -> None:
-    """Goal: True tells the core that what the former start pushed must be given up."""
-    members = two()
-    members.join("a", hello(0), description())
-    assert members.join("b", hello(0, incarnation=6), description()) is True
-    assert members.of("a", 5) is None
-    assert members.of("b", 5) is None  # the incarnation counts, not the connection alone
-    assert members.of("b", 6) is not None
+    assert members.join("a", hello(0), description()) is False
+    again = hello(0, incarnation=incarnation)
+    assert members.join(peer, again, description()) is is_later
+    assert (members.peers, members.complete) == ((peer,), False)
+    for each in ("a", "a2", "b"):
+        for number in (5, 6):  # the incarnation counts, not the connection alone
+            is_it = (each, number) == (peer, incarnation)
+            assert (members.of(each, number) is not None) is is_it
 
 
 def test_an_earlier_start_is_a_zombie() -> None:
