@@ -421,7 +421,7 @@ class RayEngine(Closing):
             role = self._run.role(f"{placed.process}.json")
             self._fetch(placed, f"roles/{placed.process}.json", role)
             code = placed.code if placed.code <= SIGNALLED else SIGNALLED - placed.code
-            raise lost_worker(self._run, placed.rank, code, "")
+            raise lost_worker(self._run, placed.rank, code)
         raise worker_failure(self._run, "", placed.code)
 
     def _fetch(self, placed: Placed, name: str, file: Path) -> None:

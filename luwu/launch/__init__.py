@@ -3,7 +3,6 @@
 supervisor.py     the processes of a run on this host
 serving.py        switch and node of a job, and the file by which workers join
 roles.py          the specification of a switch and of a node
-service.py        switch and node that serve one job after another
 agent.py          the workers of this host, forked and forked again
 entry.py          the program of a worker: the user's script
 attendance.py     workers of this host that are done

@@ -3,7 +3,6 @@
     roles/node.json          written by us    {"role", "spec", "ready", "error", ...}
     roles/node.ready.json    written by it    {"pid", "endpoint", "lines"}: it listens
     errors/node.json         written by it    what ended it
-    roles/node.ended.json    written by it    its exit code, if it serves several jobs (service.py)
 
 `python -m luwu.base.own switch_emu node --config roles/node.json` reads the first. A role that
 died is started again with the same state and endpoint, so no peer has to learn of the change.
@@ -176,7 +175,6 @@ def write_role(
         "spec": dict(spec),
         "ready": str(ready_file(run, role)),
         "error": str(run.error(role)),
-        "ended": str(ended_file(run, role)),
         "private_directory": None if private_directory is None else str(private_directory),
     }, mode=0o600)  # fmt: skip
     return config
@@ -185,11 +183,6 @@ def write_role(
 def ready_file(run: RunDirectory, role: str) -> Path:
     """The file in which a role reports that it listens."""
     return run.role(f"{role}.ready.json")
-
-
-def ended_file(run: RunDirectory, role: str) -> Path:
-    """The file in which a role that serves several jobs reports how this one ended."""
-    return run.role(f"{role}.ended.json")
 
 
 def role_environ(run_id: str) -> dict[str, str]:
@@ -201,7 +194,7 @@ def role_environ(run_id: str) -> dict[str, str]:
 
 def wait_until_listens(
     role: str, log: Path, *, ready: Callable[[], dict[str, Any] | None],
-    look: Callable[[], None], timeout_s: float, poll_s: float = POLL_S,
+    look: Callable[[], None], timeout_s: float,
 ) -> dict[str, Any]:  # fmt: skip
     """The role's report when it began to listen.
 
@@ -215,7 +208,7 @@ def wait_until_listens(
                 f"the {role} did not listen within {timeout_s:.0f} s; log {log}\n{tail(log)}",
                 code="E304",
             )
-        sleep(poll_s)
+        sleep(POLL_S)
     return said
 
 

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from luwu.aggregate import FLOAT32, make_aggregator
 from luwu.base import loopback
@@ -31,8 +31,8 @@ from luwu.base.tree import (
 from luwu.join.connection import Connection, Leaf, write_connection
 from luwu.launch.network import chunk_for_links, links_of, node_link
 from luwu.launch.nodes import check_nodes, node_role
-from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.roles import SwitchEnds, job_spec, node_spec, switch_spec
+from luwu.launch.supervisor import Supervisor
 from luwu.launch.switch_memory import extent_of_switches, switch_plan, widest_plan
 from luwu.protocol.contribution import depth
 from luwu.transport.arena import check_arena, memory_limit
@@ -50,23 +50,6 @@ from switch_emu.switch.capacity import planned_slots
 from switch_emu.switch.plan import BUDGET_AUTO_MAX
 
 STATE_DIRECTORY: Final = Path("luwu-state")
-
-
-class Starter(Protocol):
-    """The starter of a job's roles: a supervisor, or a service of many jobs."""
-
-    @property
-    def run(self) -> RunDirectory:
-        """The directory of the job's records."""
-
-    private_directory: Path | None
-    """Holds the sockets; removed at the end."""
-
-    def expect_replicas(self, optimizer_nodes: int, replicas: int) -> None:
-        """The run may go on without a node whose pages others hold."""
-
-    def add_role(self, role: str, spec: dict[str, Any]) -> str:
-        """Start a role and wait until it listens; its endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +205,7 @@ def state_directory(config: RunConfig, default: Path) -> Path | None:
 
 
 def serve(
-    supervisor: Starter,
+    supervisor: Supervisor,
     config: RunConfig,
     *,
     state: Path | None,
@@ -266,7 +249,7 @@ def serve(
 
 
 def _add_nodes(
-    supervisor: Starter, config: RunConfig, job: JobSpec, *, listen: str, sizes: Sizes,
+    supervisor: Supervisor, config: RunConfig, job: JobSpec, *, listen: str, sizes: Sizes,
     state: Path | None, groups: Sequence[int],
 ) -> list[str]:  # fmt: skip
     """Start the optimizer nodes, the first first; their endpoints."""
@@ -286,7 +269,7 @@ def _add_nodes(
 
 
 def add_node(
-    supervisor: Starter, config: RunConfig, job: JobSpec, number: int, *, listen: str,
+    supervisor: Supervisor, config: RunConfig, job: JobSpec, number: int, *, listen: str,
     advertise: str | None, memory_budget_bytes: int, state: Path | None, groups: Sequence[int],
     key_name: str | None = None,
 ) -> str:  # fmt: skip
@@ -307,7 +290,7 @@ class _Endpoints:
     """The endpoints of a job's roles on this host."""
 
     def __init__(
-        self, config: RunConfig, transport: str, tree: Tree, supervisor: Starter
+        self, config: RunConfig, transport: str, tree: Tree, supervisor: Supervisor
     ) -> None:  # fmt: skip
         self.tree, self._transport = tree, transport
         self.are_shared = transport == "shm"
@@ -349,7 +332,7 @@ class _Endpoints:
 
 
 def _add_switches(
-    supervisor: Starter, config: RunConfig, connection: Connection, endpoints: _Endpoints,
+    supervisor: Supervisor, config: RunConfig, connection: Connection, endpoints: _Endpoints,
     more_nodes: Sequence[str],
 ) -> Connection:  # fmt: skip
     """Start the switches of a tree that are here, each after its parent; the root knows further
@@ -378,7 +361,7 @@ def _add_switches(
 
 
 def add_switch(
-    supervisor: Starter, config: RunConfig, connection: Connection, tree: Tree, place: Place,
+    supervisor: Supervisor, config: RunConfig, connection: Connection, tree: Tree, place: Place,
     ends: SwitchEnds, *, key_name: str | None = None,
 ) -> str:  # fmt: skip
     """Start the switch of a place in the tree; where it listens."""
@@ -389,7 +372,7 @@ def add_switch(
 
 
 def add_leaf(
-    supervisor: Starter, config: RunConfig, parent: Connection, tree: Tree, place: Place, *,
+    supervisor: Supervisor, config: RunConfig, parent: Connection, tree: Tree, place: Place, *,
     files: tuple[str, ...], more_parents: tuple[str, ...] = (),
 ) -> Connection:  # fmt: skip
     """Start a switch of a tree, on a host of its own; the connection of those below it. Workers
