@@ -43,7 +43,7 @@ from benchmarks.exchange_luwu import missing
 from benchmarks.exchange_model import Job, floor_bytes
 from benchmarks.harness import Row, format_count, say
 from luwu.base.errors import ConfigError, LuwuError
-from luwu.launch.serving import free_memory_bytes
+from luwu.base.machine_memory import free_memory_bytes
 
 TRANSPORTS = ("shm", "ipc", "tcp")
 ARMS = (

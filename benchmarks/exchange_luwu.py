@@ -21,7 +21,8 @@ from luwu.base.errors import ConfigError
 from luwu.join.open import open_nic
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.serving import decide_sizes, serve
+from luwu.launch.serving import serve
+from luwu.launch.sizes import decide_sizes
 from luwu.launch.supervisor import Supervisor
 from luwu.nic.shell import Nic
 from luwu.nic.threads import Handle

@@ -43,7 +43,8 @@ from luwu.base.tree import one_switch
 from luwu.commands.estimate import own_job
 from luwu.estimate.script import script_job
 from luwu.launch.local_cluster import LocalCluster
-from luwu.launch.serving import Sizes, chosen_transport, decide_sizes
+from luwu.launch.network import chosen_transport
+from luwu.launch.sizes import Sizes, decide_sizes
 from luwu.launch.switch_memory import widest_plan
 from luwu.layout import Layout
 from luwu.nic.shell import Nic

@@ -32,7 +32,8 @@ from luwu.base.config import resolve
 from luwu.base.errors import LuwuError
 from luwu.launch.processes.children import wait_for_end
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import RoleProcess, job_spec, node_spec
+from luwu.launch.roles import RoleProcess
+from luwu.launch.specs import job_spec, node_spec
 from switch_emu.node.pages import store_config
 from switch_emu.store import DecidedStep, FilePageStore, aligned_buffer
 

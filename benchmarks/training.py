@@ -21,7 +21,7 @@ from luwu.launch.agent import Share
 from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.serving import decide_sizes
+from luwu.launch.sizes import decide_sizes
 from luwu.launch.supervisor import Supervisor, threads_per_worker
 
 COMPUTE_ONLY = "compute-only"

@@ -6,5 +6,5 @@ store/    page stores
 process/  the event loop of both, admission of peers, payloads, counters
 links/    emulated links
 native/   compiled arithmetic
-roles/    a role as a process: one job, or several
+roles.py  a role as a process, from its document
 """

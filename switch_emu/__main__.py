@@ -4,9 +4,7 @@ FILE is JSON: the role's specification, and where to tell that it listens or wha
 launcher writes it (`luwu/launch/roles.py`). With `--until-eof` a first line on standard input lets
 the process begin: until then it is a spare, which takes over at once where another has died. It
 also ends when its standard input does, that is, with the process that started it; a second line
-says that all workers have left: it writes its results and ends. With `--jobs` in place of
-`--config` it serves one job after the other, as its standard input says (`jobs.py`); jobs of
-protocol fidelity share its `--slots`.
+says that all workers have left: it writes its results and ends.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ from pathlib import Path
 from luwu.base.errors import STOP_SIGNALS, LuwuError
 from luwu.base.lifeline import watch
 from luwu.base.socket_directory import remove_directory
-from switch_emu.roles.jobs import Jobs, load
-from switch_emu.roles.role import attend, failed, read_document
-from switch_emu.switch.capacity import POOL_SLOTS
+from switch_emu.roles import attend, failed, load, read_document
 
 ORPHAN_PATIENCE_S = 1.5
 
@@ -34,21 +30,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until the job is over or we are asked to stop; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m switch_emu", description=__doc__)
     parser.add_argument("role", choices=("switch", "node"))
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", type=Path, metavar="FILE")
-    what.add_argument("--jobs", action="store_true")
+    parser.add_argument("--config", type=Path, metavar="FILE", required=True)
     parser.add_argument("--until-eof", action="store_true")
-    parser.add_argument("--slots", type=int, default=POOL_SLOTS, metavar="N")
     asked = parser.parse_args(arguments)
     os.umask(0o077)  # sockets, pages, events and results are this user's alone
-    if asked.jobs:
-        if asked.slots < 1:
-            parser.error(f"--slots: {asked.slots} is not a whole number of at least 1")
-        return Jobs(asked.role, asked.slots).serve()
-    return _serve_one(asked.role, asked.config, until_eof=asked.until_eof)
+    return _serve(asked.role, asked.config, until_eof=asked.until_eof)
 
 
-def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
+def _serve(role: str, config: Path, *, until_eof: bool) -> int:
     if until_eof:
         load(role)
         if os.read(0, len(b"begin\n")) == b"":
@@ -65,7 +54,7 @@ def _serve_one(role: str, config: Path, *, until_eof: bool) -> int:
         end_soon = partial(_end_soon, stopping, orphaned, private_directory)
         watch(end_soon, on_line=lambda _: over.set())
     try:
-        return attend(role, document, stopping, over=over)
+        return attend(role, document, stopping, over)
     finally:
         if orphaned.is_set() and private_directory is not None:
             remove_directory(Path(private_directory))

@@ -30,6 +30,7 @@ torch_import.py   an import of torch in two thirds of the time, or for several p
 address.py        the address of an array's memory
 address_range.py  reserved addresses whose memory is given back and taken again
 process_memory.py memory of processes as the kernel counts it
+machine_memory.py memory of this machine: what we can have, and what is free
 libc.py           calls of libc that Python does not offer
 job_spec.py       the specification of a job that its processes share, as a document and back
 """

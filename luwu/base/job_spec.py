@@ -50,9 +50,11 @@ class JobSpec:
         return self.extent_chunks * self.chunk_bytes
 
 
-def shared_fields(spec: JobSpec) -> dict[str, Any]:
-    """The fields of `JobSpec` alone, for another specification of the same job."""
-    return {each.name: getattr(spec, each.name) for each in dataclasses.fields(JobSpec)}
+def common(kind: type, source: object) -> dict[str, Any]:
+    """The values in `source` of those fields that a dataclass `kind` has too. A setting that is
+    called the same in both is passed on by this, and needs no line where it is."""
+    names = (each.name for each in dataclasses.fields(kind))
+    return {name: getattr(source, name) for name in names if hasattr(source, name)}
 
 
 def document_of(spec: JobSpec) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from luwu.launch.network import links_of
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.serving import Sizes, decide_sizes, node_plan
+from luwu.launch.sizes import Sizes, decide_sizes, node_plan
 from luwu.launch.starting import log_text, workers_text
 from luwu.report.table import table_text
 from workers.data_file import check_data_file

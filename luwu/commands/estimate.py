@@ -11,7 +11,8 @@ from luwu.base.directories import RUNS_DIRECTORY, free_bytes
 from luwu.base.errors import ConfigError
 from luwu.commands import form
 from luwu.commands.run import check_script
-from luwu.launch.serving import decide_sizes, node_plan, state_directory
+from luwu.launch.serving import state_directory
+from luwu.launch.sizes import decide_sizes, node_plan
 
 SCHEMA: Final = 6
 """6: with the link of a host."""

@@ -24,21 +24,14 @@ from luwu.commands.outcome import (
 )
 from luwu.join.connection import Connection, file_of, join, write_connection
 from luwu.launch.agent import Share
+from luwu.launch.network import tree_of
 from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.roles import check_keys, key_environ
-from luwu.launch.serving import (
-    STATE_DIRECTORY,
-    Sizes,
-    add_leaf,
-    decide_sizes,
-    node_plan,
-    serve,
-    state_directory,
-    tree_of,
-)
+from luwu.launch.serving import STATE_DIRECTORY, add_leaf, serve, state_directory
+from luwu.launch.sizes import Sizes, decide_sizes, node_plan
+from luwu.launch.specs import check_keys, key_environ
 from luwu.launch.starting import (
     beginning,
     ending,

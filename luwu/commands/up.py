@@ -17,12 +17,13 @@ from luwu.commands import form
 from luwu.commands.outcome import keep_failure, keep_report, write_outcome, write_resolved
 from luwu.commands.up_roles import Up
 from luwu.join.connection import file_of
+from luwu.launch.network import tree_of
 from luwu.launch.nodes import fold_nodes, node_role
 from luwu.launch.processes.console import LAUNCHER, Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.processes.stopping import stop_requests
-from luwu.launch.roles import check_keys
-from luwu.launch.serving import STATE_DIRECTORY, state_directory, tree_of
+from luwu.launch.serving import STATE_DIRECTORY, state_directory
+from luwu.launch.specs import check_keys
 from luwu.launch.supervisor import POLL_S, Supervisor
 from luwu.launch.worker_loss import check_worker_loss
 

@@ -37,23 +37,22 @@ from luwu.base.errors import ConfigError
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import NODE, Place, Tree, groups_text, ranges_text, tree_of_hosts
 from luwu.join.connection import Connection, file_of, join, switch_file, write_connection
+from luwu.launch.network import tree_of
 from luwu.launch.nodes import check_nodes, node_role
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import SwitchEnds, job_spec
 from luwu.launch.serving import (
     STATE_DIRECTORY,
     add_leaf,
     add_node,
     add_switch,
     connection_of,
-    decide_sizes,
-    groups_of,
     new_job,
     serve,
     state_directory,
-    tree_of,
 )
+from luwu.launch.sizes import decide_sizes
+from luwu.launch.specs import SwitchEnds, job_spec
 from luwu.launch.starting import (
     beginning,
     first_step,
@@ -202,7 +201,7 @@ def _start_node(up: Up) -> Connection:
     endpoint = add_node(
         up.supervisor, config, shared, number, listen=config.bind or loopback.endpoint(),
         advertise=config.advertise, memory_budget_bytes=sizes.memory_budget_bytes, state=state,
-        groups=groups_of(tree_of(config)), key_name=config.key_name,
+        key_name=config.key_name,
     )  # fmt: skip
     if before is None:
         connection = connection_of(config, shared, node=endpoint)

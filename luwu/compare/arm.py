@@ -22,7 +22,8 @@ from luwu.launch.processes.children import DiskBytes
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.serving import Sizes, serve, state_directory
+from luwu.launch.serving import serve, state_directory
+from luwu.launch.sizes import Sizes
 from luwu.launch.supervisor import Supervisor, threads_alone, threads_per_worker
 from luwu.report.event_files import spans
 from luwu.report.recent import RecentEvents, ended_steps, lanes_of_step, typical_step

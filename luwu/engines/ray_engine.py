@@ -47,8 +47,8 @@ from luwu.launch.processes.failures import error_of_code, lost_worker, worker_fa
 from luwu.launch.processes.guard import MARK_SUFFIX, guarded
 from luwu.launch.processes.relay import Relay
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import key_environ
 from luwu.launch.serving import STATE_DIRECTORY
+from luwu.launch.specs import key_environ
 from luwu.launch.supervisor import STOP_PATIENCE_S
 from luwu.launch.worker_loss import worker_restarts
 
@@ -421,7 +421,7 @@ class RayEngine(Closing):
             role = self._run.role(f"{placed.process}.json")
             self._fetch(placed, f"roles/{placed.process}.json", role)
             code = placed.code if placed.code <= SIGNALLED else SIGNALLED - placed.code
-            raise lost_worker(self._run, placed.rank, code, "")
+            raise lost_worker(self._run, placed.rank, code)
         raise worker_failure(self._run, "", placed.code)
 
     def _fetch(self, placed: Placed, name: str, file: Path) -> None:

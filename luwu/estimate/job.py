@@ -10,8 +10,9 @@ from typing import cast
 
 from luwu.base.config import RunConfig
 from luwu.join.job_file import ScriptJob
-from luwu.launch.serving import Sizes, can_share, chosen_transport, node_plan, on_a_host, tree_of
-from luwu.launch.switch_memory import switch_plan, widest_plan
+from luwu.launch.network import can_share, chosen_transport, tree_of
+from luwu.launch.sizes import Sizes, node_plan
+from luwu.launch.switch_memory import on_a_host, switch_plan, widest_plan
 from luwu.layout import Layout
 from luwu.wire.description import Description
 from switch_emu.node.placement import Placement

@@ -19,7 +19,7 @@ from luwu.estimate.plan import Estimate, estimate
 from luwu.join.connection import PREFETCH_UNITS
 from luwu.join.job_file import JOB_FILE, ScriptJob, read_job
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.serving import Sizes
+from luwu.launch.sizes import Sizes
 
 STDERR: Final = 2
 ALONE: Final = {

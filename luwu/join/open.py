@@ -8,6 +8,7 @@ from pathlib import Path
 
 from luwu.base.errors import ConfigError
 from luwu.base.events import Recorder
+from luwu.base.job_spec import common
 from luwu.base.keys import check_name, worker_name
 from luwu.join.connection import Connection, file_of, followed, join
 from luwu.join.host import HostSwitch
@@ -64,14 +65,7 @@ def open_nic(rank: int, world_size: int, *, on_device: bool = False) -> Nic:
         WorkerIdentity(
             job=connection.job, rank=rank, world_size=world_size, incarnation=_incarnation()
         ),
-        NicSettings(
-            chunk_bytes=connection.chunk_bytes,
-            extent_chunks=connection.extent_chunks,
-            reshard_after_forward=connection.reshard_after_forward,
-            prefetch_units=connection.prefetch_units,
-            aggregate=connection.aggregate,
-            optimizer_nodes=connection.optimizer_nodes,
-        ),
+        NicSettings(**common(NicSettings, connection)),
         endpoint=endpoint,
         make_reader=lambda: make_reader(connection, endpoint, rank),
         recorder=Recorder(role="worker", path=path, printed=None),

@@ -16,17 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from luwu.aggregate import FLOAT32
 from luwu.base.clock import SYSTEM_CLOCK, new_incarnation
 from luwu.base.closing import Closing
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.events import Recorder
+from luwu.base.job_spec import common
 from luwu.base.links import LinkPair, Links
 from luwu.base.quantities import parse_bytes
 from luwu.base.seeds import derive
 from luwu.base.tree import NODE, Place, Tree, one_switch
-from luwu.launch.serving import decide_sizes
+from luwu.launch.sizes import decide_sizes
 from luwu.nic.reader import StateReader
 from luwu.nic.shell import Nic, NicSettings, WorkerIdentity
 from luwu.transport.inprocess import InProcessNetwork
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 ResultT = TypeVar("ResultT")
 
+_OF_NIC = ("aggregate", "prefetch_units", "reshard_after_forward")
 _ENDPOINTS = {"tcp": "tcp://127.0.0.1:0", "ipc": "ipc://auto", "shm": "shm://auto"}
 
 
@@ -61,54 +62,46 @@ class LocalCluster(Closing):
     endpoints: dict[str, str]
     """The endpoints of the node and of each switch, by `node` and the switches' names."""
 
-    def __init__(  # more than ten: the options of a test's cluster, most of them left out
-        self, *, world_size: int, state: Path | None, memory_budget_bytes: int,
-        chunk_bytes: int = 16 * 1024, extent_chunks: int = 1, transport: str = "inproc",
-        has_switch: bool = True, resume: bool = False, switch_limits: SwitchLimits | None = None,
-        reshard_after_forward: bool | None = None, prefetch_units: int = 2, summary: Path,
-        grace_s: float = 60.0, arena_bytes: int = 8 * 1024 * 1024, links: Links | None = None,
-        link_seed: int = 0, aggregate: str = FLOAT32, tree: Tree | None = None,
-        optimizer_nodes: int = 1, replicas: int = 1, log_steps: int = 8,
+    def __init__(
+        self, *, transport: str = "inproc", arena_bytes: int = 8 * 1024 * 1024,
+        links: Links | None = None, link_seed: int = 0, tree: Tree | None = None,
+        switch_limits: SwitchLimits | None = None,
         on_error: Callable[[BaseException], None] = lambda error: None,
-        printed: IO[str] | None = None,
+        printed: IO[str] | None = None, **more: Any,
     ) -> None:  # fmt: skip
         """`transport`: inproc, tcp, ipc or shm; `arena_bytes`: of each worker, with shm; `links`:
         emulated ones, whose random numbers derive from `link_seed`; `tree`: switches between
-        workers and node, one above all workers unless given; `optimizer_nodes`: optimizer nodes,
-        which hold `replicas` of each page: with more than one, the job outlives a node;
-        `log_steps`: see `NodeSpec`; `on_error`: gets what ended a thread of switch or node, in that
-        thread; `printed`: gets the nodes' warnings."""
+        workers and node, one above all workers unless given; `on_error`: gets what ended a thread
+        of switch or node, in that thread; `printed`: gets the nodes' warnings; `more`: fields of
+        `NodeSpec` (`world_size`, `state`, `memory_budget_bytes` and `summary` at least), and those
+        of `NicSettings` that it does not have."""
+        of_nic = {each: more.pop(each) for each in _OF_NIC if each in more}
         links = links or Links()
-        at_node = links.node if has_switch else links.worker
-        self._worker_retry = links.worker.retry()
-        self.world_size, self._transport_name = world_size, transport
+        at_node = links.node if more.get("has_switch", True) else links.worker
+        self._link_seed, self._worker_retry = link_seed, links.worker.retry()
+        self.job = SYSTEM_CLOCK.now_ns()
+        asked: dict[str, Any] = {
+            "chunk_bytes": 16 * 1024, "grace_s": 60.0, "durability": "process", "listen": "",
+            "job": self.job, "link": at_node, "link_seed": derive(link_seed, "links", "node"),
+            "arena_bytes": arena_bytes if transport == "shm" else 0,
+            "groups": () if tree is None else tree.groups,
+        }  # fmt: skip
+        self.spec = NodeSpec(**asked | more)
+        self.world_size, self._transport_name = self.spec.world_size, transport
         self._network = InProcessNetwork()
         self.errors = []
         self._on_error, self._printed = on_error, printed
         self._stopping = threading.Event()
         self._nics: list[Nic] = []
-        self._nic_settings = NicSettings(
-            chunk_bytes=chunk_bytes, extent_chunks=extent_chunks, aggregate=aggregate,
-            reshard_after_forward=reshard_after_forward, prefetch_units=prefetch_units,
-            optimizer_nodes=optimizer_nodes,
-        )  # fmt: skip
-        self._grace_s, self._link_seed = grace_s, link_seed
-        self.job = SYSTEM_CLOCK.now_ns()
-        self.spec = NodeSpec(
-            job=self.job, world_size=world_size, listen="", summary=summary, state=state,
-            memory_budget_bytes=memory_budget_bytes, chunk_bytes=chunk_bytes,
-            extent_chunks=extent_chunks, durability="process", has_switch=has_switch,
-            resume=resume, arena_bytes=arena_bytes if transport == "shm" else 0, link=at_node,
-            link_seed=derive(link_seed, "links", "node"), optimizer_nodes=optimizer_nodes,
-            replicas=replicas, groups=() if tree is None else tree.groups, log_steps=log_steps,
-        )  # fmt: skip
+        self._nic_settings = NicSettings(**common(NicSettings, self.spec) | of_nic)
         self._transports: list[Transport] = []
         self.endpoints = {}
         self._threads: list[threading.Thread] = []
         self.switches: dict[str, SwitchShell] = {}
-        self._tree = (tree or one_switch(world_size)) if has_switch else Tree(())
+        self._tree = (tree or one_switch(self.world_size)) if self.spec.has_switch else Tree(())
         try:
-            self.nodes = [self._add_node(number, at_node) for number in range(optimizer_nodes)]
+            numbers = range(self.spec.optimizer_nodes)
+            self.nodes = [self._add_node(number, at_node) for number in numbers]
             """By number."""
             self._nodes = tuple(self.endpoints)
             """Their names, by number."""
@@ -175,7 +168,7 @@ class LocalCluster(Closing):
             WorkerIdentity(job=self.job, rank=rank, world_size=self.world_size),
             self._nic_settings,
             endpoint=self._endpoint(rank),
-            grace_s=self._grace_s,
+            grace_s=self.spec.grace_s,
             make_reader=self.reader,
             retry=self._worker_retry,
         )
@@ -185,7 +178,7 @@ class LocalCluster(Closing):
     def reader(self) -> StateReader:
         """A reader of this job, not open yet; the caller closes it, and its transport with it."""
         return StateReader(
-            self._open(0), endpoint=self._endpoint(), job=self.job, grace_s=self._grace_s
+            self._open(0), endpoint=self._endpoint(), job=self.job, grace_s=self.spec.grace_s
         )
 
     @property

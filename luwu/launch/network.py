@@ -1,12 +1,16 @@
-"""The emulated network and disk of a run, from its configuration, and checks of both."""
+"""The network of a run, from its configuration: its transport, the tree of its switches, emulated
+links and disk, and checks of these."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from luwu.base.config import RunConfig
+from luwu.base.config import KEYS, RunConfig
 from luwu.base.errors import ConfigError
+from luwu.base.limits import ARENA_BYTES_MIN
 from luwu.base.links import LinkPair, Links
+from luwu.base.tree import Tree, one_switch, read_tree, tree_of_hosts
+from luwu.transport.arena import check_arena
 
 _CHUNK_LINK_S: Final = 0.0125
 _CHUNK_LINK_BYTES_MIN: Final = 64 * 1024
@@ -75,3 +79,51 @@ def dilated_disk_rate(config: RunConfig) -> float | None:
 def dilated_compute_ms(config: RunConfig) -> float | None:
     """Least milliseconds of each unit's compute; None: as long as it takes."""
     return None if config.compute_ms is None else config.compute_ms * config.dilation
+
+
+def can_share() -> bool:
+    """True if this machine allows shared memory at all."""
+    try:
+        check_arena(ARENA_BYTES_MIN)
+    except ConfigError:
+        return False
+    return True
+
+
+def chosen_transport(config: RunConfig) -> str:
+    """`tcp`, `ipc` or `shm`: as asked; else shared memory on one host, if it can be had."""
+    if config.bind is not None or config.hosts > 1 or config.transport == "tcp":
+        return "tcp"
+    if config.transport != "auto":
+        return config.transport
+    return "shm" if can_share() else "ipc"
+
+
+def tree_of(config: RunConfig) -> Tree:
+    """The switches of a job. Raises ConfigError."""
+    if config.hosts > 1:
+        return _tree_of_hosts(config)
+    if config.tree is None:
+        return one_switch(config.workers)
+    if config.no_switch:
+        raise ConfigError("tree: there is no switch with --no-switch; leave one of them out")
+    tree = read_tree(config.tree, workers=config.workers)
+    for place in tree:
+        links_of(config).below(tree.roles_below(place), f"link: [{place.name}] of {config.tree}")
+    return tree
+
+
+def _tree_of_hosts(config: RunConfig) -> Tree:
+    for name in ("tree", "no_switch", "workers_max", "link", "fidelity", "slots"):
+        if getattr(config, name) != KEYS[name].default:
+            raise ConfigError(
+                f"{name}: with --hosts {config.hosts} there is a switch on each host, for ranks of "
+                f"its own, and the links are those of the hosts; leave {KEYS[name].flag} or "
+                "--hosts out"
+            )
+    return tree_of_hosts(config.workers, config.hosts)
+
+
+def groups_of(tree: Tree) -> tuple[int, ...]:
+    """The sums of a tree, where there is more than one."""
+    return tree.groups if len(tree) > 1 else ()

@@ -15,10 +15,11 @@ from luwu.base.json_file import json_object, read_json
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import partial_sums
 from luwu.join.connection import Connection
+from luwu.launch.network import groups_of, tree_of
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.launch.progress import Decided
-from luwu.launch.serving import Sizes, groups_of, tree_of
+from luwu.launch.sizes import Sizes
 
 SURVIVES: Final = {
     "step": "survives power loss",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -394,12 +394,11 @@ class Supervisor(Closing):
 
 
 def worker_environ(
-    run: RunDirectory, run_id: str, *, connect: str | None, threads: int,
-    base: Mapping[str, str] = os.environ,
+    run: RunDirectory, run_id: str, *, connect: str | None, threads: int
 ) -> dict[str, str]:  # fmt: skip
     """The environment of worker processes; which rank each is must be added."""
     environ = {
-        **base,
+        **os.environ,
         "PYTHONUNBUFFERED": "1",
         "LUWU_EVENTS": str(run.path / "events"),
         MARK: run_id,

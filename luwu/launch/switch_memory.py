@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
 from luwu.base.limits import POOL_BYTES_DEFAULT
+from luwu.base.machine_memory import free_memory_bytes, memory_limit
 from luwu.base.quantities import format_bytes
 from luwu.base.tree import Tree
-from luwu.transport.arena import memory_limit
 from switch_emu.switch.capacity import SLOTS_AUTO_MAX, slot_memory
-from switch_emu.switch.plan import SwitchPlan, plan_switch, roomy_extent_bytes
+from switch_emu.switch.plan import BUDGET_AUTO_MAX, SwitchPlan, plan_switch, roomy_extent_bytes
 
 
 def switch_plan(
@@ -76,3 +78,10 @@ def _fixed_slots_bytes(config: RunConfig, child_count: int, extent_bytes: int) -
     if config.slots is not None:
         return config.slots * each
     return max(1, min(SLOTS_AUTO_MAX, POOL_BYTES_DEFAULT // each)) * each
+
+
+def on_a_host(config: RunConfig) -> RunConfig:
+    """The configuration of a switch of a host, which caches weights in half of the free memory."""
+    if config.switch_memory_budget is not None:
+        return config
+    return replace(config, switch_memory_budget=max(BUDGET_AUTO_MAX, free_memory_bytes() // 2))

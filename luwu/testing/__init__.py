@@ -2,19 +2,16 @@
 
 plugin.py        the pytest plugin: options, marker, fixtures, frames that a failure hides
 fixtures.py      what the fixtures return
-factories.py     fixtures of one's own
 settings.py      settings, from an argument, a marker, the command line or the ini file
 same_weights.py  weights of several workers beside those of one process
 cluster.py       a whole cluster of processes
-running.py       a function in new worker processes
 worker.py        the program of a worker process
 calls.py         a function named, never sent as an object; arguments and results in files
-namespaces.py    where a test's workers join
 record.py        what one test started and left behind, and its tracebacks
 leftovers.py     how leftovers are found (I8)
 leash.py         `luwu` that ends when its standard input does
 
-Tests use `factories` and the names of `__all__`, which are imported when they are first used.
+Tests use the names of `__all__`, which are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
     call/call.json        the function's module, file and name; the path Python imports from
     call/arguments        what it gets after its rank (`save_value`)
     call/result-R         what it returned in rank R
-    call/where-R          where rank R was when it was last seen, for one that is killed
-    call/member-R         rank R has been a member of the job
 
 pytest imports test modules in several ways (`--import-mode`), and not all of them leave a name that
 can be imported elsewhere. So the file goes along: a module whose name does not lead to its file
@@ -19,14 +17,12 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from luwu.base.errors import ConfigError
 from luwu.base.json_file import read_json, write_json
 from luwu.base.values import pack_value, unpack_value
 
-BEFORE = "  before its function was called:\n"
-"""Begins what a worker tells about where it is, until then."""
 __tracebackhide__ = True
 ADVICE = "move it to the top level of a module, and give it what it needs by args="
 
@@ -84,9 +80,9 @@ def read_call(file: Path) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return _look_up(module, document["function"]), load_value(file.parent / "arguments")
 
 
-def rank_file(call: Path, kind: Literal["result", "where"], rank: int) -> Path:
-    """What a rank writes beside a call."""
-    return call.parent / f"{kind}-{rank}"
+def result_file(call: Path, rank: int) -> Path:
+    """The file of what a call returned in a rank."""
+    return call.parent / f"result-{rank}"
 
 
 def _look_up(module: Any, name: str) -> Any:

@@ -15,6 +15,7 @@ that says what was waited for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,18 +28,23 @@ from typing import Any, Self
 import luwu
 from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.closing import Closing
-from luwu.base.errors import ConfigError, DeadlineError
+from luwu.base.errors import ConfigError, DeadlineError, LuwuError, WorkerFailed
+from luwu.base.json_file import read_json
 from luwu.base.socket_directory import PREFIX
 from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import error_of_code
-from luwu.launch.processes.guard import MARK_SUFFIX
+from luwu.launch.processes.guard import LEFT, MARK_SUFFIX
 from luwu.launch.processes.run_directory import ProcessEntry, RunDirectory
 from luwu.launch.progress import Decided
-from luwu.testing.calls import load_value, rank_file
+from luwu.testing.calls import load_value, result_file
 from luwu.testing.record import once, written_tracebacks
 
 POLL_S = 0.02
+STOP_S = 4.0
+"""Time for the launcher to end what it started, which takes it 2 s."""
+ANSWER_S = 1.0
+"""Time for a worker to write where it is."""
 SOURCE = Path(luwu.__file__).resolve().parents[1]
 
 
@@ -54,19 +60,22 @@ class Cluster(Closing):
 
     call: Path | None = None
     """The call that its workers make, if they run a function."""
+    workers = 0
+    """The number of workers that make it."""
+    _has_returned = False
 
     def __init__(
         self, directory: Path, arguments: Sequence[str], *,
-        environ: Mapping[str, str] | None = None, name: str = "run",
+        environ: Mapping[str, str] | None = None, name: str = "run", cwd: Path | None = None,
     ) -> None:  # fmt: skip
-        """Run `luwu ARGUMENTS` in `directory`; its run directory must be `directory/name`."""
+        """Run `luwu ARGUMENTS` in `cwd`, or `directory`; its run directory is `directory/name`."""
         self.run_directory = RunDirectory(directory / name)
         self._output = directory / f"{name}.out"
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "luwu.testing.leash", *arguments],
                 stdin=subprocess.PIPE,  # at its end the launcher stops, so it ends with us
-                stdout=output, stderr=output, cwd=directory, start_new_session=True,
+                stdout=output, stderr=output, cwd=cwd or directory, start_new_session=True,
                 env={**clean_environ(), **(environ or {})},
             )  # fmt: skip
         self.pid = self._process.pid
@@ -78,11 +87,11 @@ class Cluster(Closing):
     @classmethod
     def run(
         cls, directory: Path, *script: str, flags: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None, name: str = "run",
+        environ: Mapping[str, str] | None = None, name: str = "run", cwd: Path | None = None,
     ) -> Self:  # fmt: skip
         """`luwu run FLAGS SCRIPT ...` with a run directory below `directory`."""
         arguments = ["run", "--run-dir", str(directory / name), *flags, *script]
-        return cls(directory, arguments, environ=environ, name=name)
+        return cls(directory, arguments, environ=environ, name=name, cwd=cwd)
 
     @property
     def output(self) -> str:
@@ -135,7 +144,9 @@ class Cluster(Closing):
                     break
                 raise DeadlineError(f"luwu ended before {what}:\n{self.told}")
             if SYSTEM_CLOCK.now_ns() > end_ns:
-                raise DeadlineError(f"waited {limit_s:.0f} s for {what}:\n{self.told}")
+                raise DeadlineError(
+                    f"waited {limit_s:.0f} s for {what}:\n{self.told}\n{self._log_tails()}"
+                )
             sleep(POLL_S)
         return value
 
@@ -174,25 +185,50 @@ class Cluster(Closing):
 
     def wait(self, limit_s: float = 120) -> int:
         """The launcher's exit code. Raises DeadlineError."""
-        try:
-            return self._process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired as exc:
-            raise DeadlineError(
-                f"luwu still ran after {limit_s:.0f} s:\n{self.output}\n{self._log_tails()}"
-            ) from exc
+        code: int = self.until(self.exit_code, "luwu to end", limit_s=limit_s)
+        return code
 
     def returned(self, limit_s: float = 120) -> list[Any]:
         """What the function of `luwu_cluster` returned, by rank, once `luwu run` has ended well.
 
-        Raises: WorkerFailed, or the error of the exit code, if it has not.
+        Raises: the first failure, with that worker's traceback in its message; DeadlineError.
         """
         if self.call is None:
             raise ConfigError("this cluster runs a script, which returns nothing; see results()")
-        code = self.wait(limit_s)
-        if code != 0:
-            raise error_of_code(code, f"luwu run ended with exit code {code}:\n{self.told}")
-        count = len(list(self.call.parent.glob("result-*")))
-        return [load_value(rank_file(self.call, "result", rank)) for rank in range(count)]
+        code = self.until(self._code_of_call, "the function to return", limit_s=limit_s)
+        files = [result_file(self.call, rank) for rank in range(self.workers)]
+        # `luwu run` refuses a script that joins no job; a function may do without one.
+        if code and not (self._has_no_member() and all(file.exists() for file in files)):
+            raise self._failure()
+        self._has_returned = True
+        return [load_value(file) for file in files]
+
+    def _has_no_member(self) -> bool:
+        """True if each worker is done, and none has joined the job."""
+        roles = (self.run_directory.role(f"worker-{rank}.ended") for rank in range(self.workers))
+        return all((read_json(file) or {}).get("joined") is False for file in roles)
+
+    def _code_of_call(self) -> int | None:
+        """The exit code. Raises WorkerFailed if a rank is done whose function has not returned."""
+        assert self.call is not None
+        code, run = self.exit_code(), self.run_directory
+        for rank in range(self.workers):
+            process = f"worker-{rank}"
+            is_done = code == 0 or run.role(f"{process}.ended").exists()
+            said = (result_file(self.call, rank), run.error(process))  # written before
+            if is_done and not any(file.exists() for file in said):
+                raise WorkerFailed(  # the others would wait for it
+                    f"worker {rank} ended well before its function returned, as sys.exit(0) and "
+                    f"os._exit(0) do; return from the function instead. Log {run.log(process)}"
+                )
+        return code
+
+    def _failure(self) -> LuwuError:
+        """The error that `luwu run` has ended with, as its records or its output have it."""
+        found = read_json(self.run_directory.file("outcome.json"))
+        if found is None:  # refused before there was a run
+            return error_of_code(self.exit_code() or 0, self.told)
+        return error_of_code(found["exit_code"], found["reason"], found["code"])
 
     def results(self) -> dict[str, Any]:
         """The files of `results/`, by name."""
@@ -222,9 +258,20 @@ class Cluster(Closing):
             sleep(POLL_S)
         return found
 
+    def left_by_workers(self) -> list[str]:
+        """Processes that workers started and that outlived them, if the run ended well."""
+        log = self.run_directory.log("workers")
+        if not ((self._has_returned or self.exit_code() == 0) and log.exists()):
+            return []
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return [line.removeprefix(LEFT) for line in lines if line.startswith(LEFT)]
+
     def close(self) -> None:
-        """Kill whatever still runs."""
-        if self._process.poll() is None:
+        """Stop what still runs, or kill it."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         assert self._process.stdin is not None
@@ -233,5 +280,21 @@ class Cluster(Closing):
             kill_marked(mark)
 
     def _log_tails(self) -> str:
+        """The last lines of all logs; workers that run a function write there where it is."""
         logs = sorted((self.run_directory.path / "logs").glob("*.log"))
-        return "\n".join(f"--- {log.name}\n{tail(log, lines_max=8)}" for log in logs)
+        asked = self.processes() if self.call is not None else []
+        waiting = {self.run_directory.log(each.name) for each in asked if each.role == "worker"}
+        for each in asked:
+            with contextlib.suppress(ProcessLookupError):
+                if each.role == "worker":
+                    os.kill(each.pid, signal.SIGUSR2)
+        end_ns = SYSTEM_CLOCK.now_ns() + int(ANSWER_S * 1e9)
+        while waiting and SYSTEM_CLOCK.now_ns() < end_ns:
+            waiting = {log for log in waiting if "(most recent call first)" not in _tail(log)}
+            sleep(POLL_S)
+        return "\n".join(f"--- {log.name}\n{_tail(log)}" for log in logs)
+
+
+def _tail(log: Path) -> str:
+    """The last lines of a log; of a worker's, all that say where it is."""
+    return tail(log, lines_max=60 if log.name.startswith("worker-") else 8)

@@ -9,59 +9,13 @@ from typing import Any, Final
 
 import pytest
 
-from luwu.base.errors import ConfigError
-from luwu.testing.calls import name_function, write_call
+from luwu.testing.calls import write_call
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
 from luwu.testing.record import Record
-from luwu.testing.running import Call, ServiceLike
 from luwu.testing.settings import setting
 
 _OUR_THREADS: Final = ("luwu-", "node", "switch", "worker-")
-
-
-class Runner:
-    """`luwu_run`: functions in fresh worker processes."""
-
-    def __init__(self, request: pytest.FixtureRequest, record: Record) -> None:
-        self._request, self._record = request, record
-        self._started: list[Call] = []
-
-    def __call__(self, fn: Callable[..., Any], **options: Any) -> list[Any]:
-        """Call fn(rank, *args) in each worker; what it returned, by rank. `options`: see `start`.
-
-        Raises: the first failure, with that worker's traceback in its message.
-        """
-        return self.start(fn, **options).wait()
-
-    def start(
-        self, fn: Callable[..., Any], *, workers: int | None = None, args: Sequence[object] = (),
-        service: ServiceLike | None = None, timeout: float | None = None,
-    ) -> Call:  # fmt: skip
-        """The same without waiting: `.kill(rank)` a worker, then `.wait()` for the end.
-
-        `service`: whose switch and node they use; luwu_proc unless given.
-        """
-        name_function(fn)  # refused before anything starts
-        count = _setting(self._request, "workers", workers)
-        timeout_s = _setting(self._request, "timeout", timeout)
-        if service is None:
-            service = self._request.getfixturevalue("luwu_proc")
-        if not isinstance(service, ServiceLike):
-            raise ConfigError(
-                f"service={service!r:.60}; give a fixture made by luwu.testing.factories, or "
-                "luwu_session"
-            )
-        call = Call(self._record, service, fn, args, workers=count, timeout_s=timeout_s)
-        self._started.append(call)
-        return call
-
-    def close(self) -> None:
-        """Stop what the test did not wait for: that is a leak."""
-        for call in self._started:
-            if not call.is_settled:
-                self._record.leaks.append(f"a run of {call.name} that the test did not wait for")
-            call.stop()
 
 
 class InprocRunner:
@@ -115,7 +69,13 @@ class InprocRunner:
 
 
 class ClusterFactory:
-    """`luwu_cluster`: starts clusters, and ends them after the test."""
+    """`luwu_cluster`: starts clusters, and ends them after the test.
+
+    `FLAGS` come before those of a test: small, and without a flush for each step, as a test's state
+    need not survive a power loss.
+    """
+
+    FLAGS: Final = ("--memory-budget", "256MiB", "--durability", "process")
 
     def __init__(self, request: pytest.FixtureRequest, record: Record) -> None:
         self._request, self._record = request, record
@@ -128,20 +88,22 @@ class ClusterFactory:
     ) -> Cluster:  # fmt: skip
         """Start `luwu run` on a function, as fn(rank, *args), or on a script and its arguments.
 
-        `flags`: more of `luwu run`, such as ("--restarts", "0").
+        `flags`: more of `luwu run`, such as ("--restarts", "0"). A function runs where pytest does,
+        a script in a directory of its own.
         """
         directory = self._record.folder("cluster")
         directory.mkdir()
-        call = None
+        call = cwd = None
         if callable(target):
-            call = write_call(directory / "call", target, args)
+            call, cwd = write_call(directory / "call", target, args), Path.cwd()
             script = ["-m", "luwu.testing.worker", str(call)]
         else:
             script = [str(Path(target).absolute()), *arguments]
-        count = _setting(self._request, "workers", workers)
-        asked = ["--workers", str(count), "--memory-budget", "256MiB", *flags]
-        cluster = Cluster.run(directory, *script, flags=asked, environ=environ)
-        cluster.call = call
+        count: int = _setting(self._request, "workers", workers)
+        state = str(directory / "state")
+        asked = ["--workers", str(count), "--state", state, *self.FLAGS, *flags]
+        cluster = Cluster.run(directory, *script, flags=asked, environ=environ, cwd=cwd)
+        cluster.call, cluster.workers = call, count
         self._clusters.append(cluster)
         return cluster
 
@@ -149,7 +111,26 @@ class ClusterFactory:
         """End what still runs; nothing of it may be left."""
         for cluster in self._clusters:
             cluster.close()
-            self._record.leaks += cluster.wait_until_clean()
+            self._record.leaks += [*cluster.wait_until_clean(), *cluster.left_by_workers()]
+
+
+class Runner:
+    """`luwu_run`: a function in the workers of a `luwu run` of its own."""
+
+    def __init__(self, request: pytest.FixtureRequest, clusters: ClusterFactory) -> None:
+        self._request, self._clusters = request, clusters
+
+    def __call__(
+        self, fn: Callable[..., Any], *, workers: int | None = None, args: Sequence[object] = (),
+        flags: Sequence[str] = (), timeout: float | None = None,
+    ) -> list[Any]:  # fmt: skip
+        """Call fn(rank, *args) in each worker; what it returned, by rank.
+
+        Raises: the first failure, with that worker's traceback in its message.
+        """
+        limit_s: float = _setting(self._request, "timeout", timeout)
+        with self._clusters(fn, workers=workers, args=args, flags=flags) as cluster:
+            return cluster.returned(limit_s)
 
 
 def _setting(request: pytest.FixtureRequest, name: str, argument: Any = None) -> Any:

@@ -1,10 +1,8 @@
 """The pytest plugin (entry point `luwu` of `pytest11`): fixtures that bring a switch and a node.
 
-    luwu_proc      session   a service of real processes: a switch and a node, for job after job
-    luwu_session   function  a fresh namespace on luwu_proc: a state, and the runs on it
-    luwu_run       function  luwu_run(fn, workers=2): fn in fresh processes; results by rank
-    luwu_inproc    function  the same in threads of this process, in milliseconds
-    luwu_cluster   function  luwu_cluster(fn, workers=2): all of `luwu run`; .kill("worker", 1)
+    luwu_run       luwu_run(fn, workers=2): fn in processes of a `luwu run`; results by rank
+    luwu_inproc    the same in threads of this process, in milliseconds
+    luwu_cluster   luwu_cluster(fn, workers=2): the same without waiting; .kill("worker", 1)
 
     @pytest.mark.luwu(workers=4, timeout=120)          defaults of these fixtures for one test
 
@@ -22,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from luwu.testing import factories
 from luwu.testing.record import RECORD, Record
 from luwu.testing.settings import check_marker, setting
 
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     import pluggy
 
     from luwu.testing.fixtures import ClusterFactory, InprocRunner, Runner
-    from luwu.testing.namespaces import Namespace, ProcService
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,9 +75,6 @@ def pytest_runtest_makereport(
         record.forget()
 
 
-luwu_proc = factories.luwu_proc()
-
-
 @pytest.fixture
 def luwu_record(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -94,51 +87,11 @@ def luwu_record(
 
 
 @pytest.fixture
-def luwu_session(
-    request: pytest.FixtureRequest, luwu_proc: ProcService, luwu_record: Record
-) -> Generator[Namespace, None, None]:
-    """A state that several runs resume, on the service `luwu_proc`; dropped after the test.
-
-    Attributes of what it returns: `state` (the node's directory) and `summary` (of the last run:
-    `steps`, `weights_digest`, bytes).
-
-    Examples:
-        ```python
-        import luwu
-
-
-        def train(rank, steps):
-            import torch  # in the worker only: the test process stays light
-
-            model = torch.nn.Linear(4, 4)
-            luwu.init()
-            luwu.fully_shard(model)
-            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
-            first = optimizer.next_step
-            for _ in range(first, steps):
-                model(torch.ones(2, 4)).sum().backward()
-                optimizer.step()
-            return first
-
-
-        def test_training_goes_on(luwu_run, luwu_session):
-            assert luwu_run(train, workers=1, args=(3,), service=luwu_session) == [0]
-            assert luwu_run(train, workers=1, args=(5,), service=luwu_session) == [3]
-            assert luwu_session.summary["steps"] == 5
-        ```
-    """
-    namespace = luwu_proc.namespace(luwu_record.folder("session"))
-    luwu_record.watch_service(luwu_proc)
-    yield namespace
-    luwu_record.leaks += namespace.drop()
-
-
-@pytest.fixture
-def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[Runner, None, None]:
-    """Call a function in fresh worker processes: `luwu_run(fn, workers=2, args=())`.
+def luwu_run(request: pytest.FixtureRequest, luwu_cluster: ClusterFactory) -> Runner:
+    """Call a function in the workers of a `luwu run`: `luwu_run(fn, workers=2, args=(), flags=())`.
 
     `fn(rank, *args)` must be at the top level of a module. Returns what it returned, by rank;
-    raises the first failure, with that worker's traceback.
+    raises the first failure, with that worker's traceback. `flags` are those of `luwu run`.
 
     Examples:
         ```python
@@ -160,13 +113,31 @@ def luwu_run(request: pytest.FixtureRequest, luwu_record: Record) -> Generator[R
         def test_failure_of_a_worker(luwu_run):
             with pytest.raises(luwu.LuwuError, match="7 is odd"):
                 luwu_run(half, workers=2, args=(7,))
+
+
+        def train(rank, steps):
+            import torch  # in the worker only: the test process stays light
+
+            model = torch.nn.Linear(4, 4)
+            luwu.init()
+            luwu.fully_shard(model)
+            optimizer = luwu.optim.SGD(model.parameters(), lr=0.1)
+            first = optimizer.next_step
+            for _ in range(first, steps):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+            return first
+
+
+        def test_training_goes_on(luwu_run, tmp_path):
+            flags = ("--state", str(tmp_path / "state"), "--resume")
+            assert luwu_run(train, workers=1, args=(3,), flags=flags) == [0]
+            assert luwu_run(train, workers=1, args=(5,), flags=flags) == [3]
         ```
     """
     from luwu.testing.fixtures import Runner
 
-    runner = Runner(request, luwu_record)
-    yield runner
-    runner.close()
+    return Runner(request, luwu_cluster)
 
 
 @pytest.fixture

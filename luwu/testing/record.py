@@ -7,14 +7,11 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from luwu.testing.settings import setting
-
-if TYPE_CHECKING:
-    from luwu.testing.namespaces import ProcService
 
 LINES_MAX: Final = 50
 READ_BYTES_MAX: Final = 1024 * 1024
@@ -32,8 +29,6 @@ class Record:
         self.path = tmp_path_factory.mktemp("luwu")
         """The test's run directory."""
         self._keep = setting(item.config, "keep")
-        self._services: dict[ProcService, dict[Path, int]] = {}
-        """Services in use, with the size of their logs when this test began to use them."""
         self._count = 0
 
     def folder(self, name: str) -> Path:
@@ -41,29 +36,20 @@ class Record:
         self._count += 1
         return self.path / f"{name}-{self._count}"
 
-    def watch_service(self, service: ProcService) -> None:
-        """Show this service's logs, too, if the test fails."""
-        if service not in self._services:
-            self._services[service] = {
-                log: log.stat().st_size for log in service.logs if log.exists()
-            }
-
     def sections(self, shown: str, *, is_whole: bool) -> Iterator[tuple[str, str]]:
         """(title, text) for the report of a failed test.
 
         Each traceback is in the report once: `shown` is what the report begins with. Of switch and
-        node only warnings and errors are shown, unless `is_whole`.
+        node only warnings and errors are shown, and nothing of the launcher, unless `is_whole`.
         """
-        from luwu.launch.processes.console import tail
+        from luwu.launch.processes.console import LAUNCHER, tail
 
         yield "luwu run directory", str(self.path)
-        logs = [(log, 0) for log in self._logs()]
-        for service, sizes in self._services.items():
-            logs += [(log, sizes.get(log, 0)) for log in service.logs]
         known = written_tracebacks(self.path)
         repeated = {each for each in known if is_shown(each, shown)}
-        for log, start in logs:
-            text = tail(log, lines_max=READ_BYTES_MAX, bytes_max=READ_BYTES_MAX, start=start)
+        logs = self._logs()
+        for log in logs if is_whole else [each for each in logs if each.stem != LAUNCHER]:
+            text = tail(log, lines_max=READ_BYTES_MAX, bytes_max=READ_BYTES_MAX)
             for each in repeated:
                 text = text.replace(each, "")
             repeated |= {each for each in known if each in text}

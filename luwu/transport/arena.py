@@ -52,6 +52,7 @@ from typing import Any, Final
 from luwu.base.address import address_of
 from luwu.base.errors import ConfigError, ConnectionFailed, RemoteProtocolError
 from luwu.base.libc import MAP_NORESERVE, advise_pages, map_pages, unmap_pages
+from luwu.base.machine_memory import memory_limit
 from luwu.base.process_memory import ARENA_NAME
 from luwu.transport.interface import CreditExceeded, anonymous_memory
 
@@ -206,8 +207,6 @@ def _check_descriptor(fd: int, nbytes: int) -> None:
 
 PAGE_BYTES: Final = 4096
 
-_GROUPS: Final = Path("/sys/fs/cgroup")
-
 
 def check_arena(nbytes: int) -> None:
     """Refuse an arena that this process could not make and fill. Raises ConfigError."""
@@ -233,19 +232,6 @@ def check_arena(nbytes: int) -> None:
         )
 
 
-def memory_limit() -> tuple[int, str]:
-    """Bytes of memory this process can ever have, and whose limit that is."""
-    found = [(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "this machine")]
-    for file in _group_files():
-        try:
-            text = file.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdecimal():  # "max" is no limit
-            found.append((int(text), f"the control group at {file.parent}"))
-    return min(found)
-
-
 def _check_memfd() -> None:
     try:
         os.close(os.memfd_create("luwu-probe", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
@@ -254,26 +240,6 @@ def _check_memfd() -> None:
             f"memfd_create, which shared memory needs, does not work here ({exc}); it needs Linux, "
             f"free file descriptors and a sandbox that allows it. Use ipc:// instead."
         ) from exc
-
-
-def _group_files() -> list[Path]:
-    """Files with the limits of our control group and of those around it; versions 1 and 2."""
-    files: list[Path] = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return files
-    for line in lines:
-        _number, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, name = _GROUPS, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = _GROUPS / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        files += [each / name for each in (folder, *folder.parents) if each.is_relative_to(root)]
-    return files
 
 
 class FreeList:

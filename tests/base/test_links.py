@@ -11,8 +11,13 @@ from luwu.base.errors import ConfigError
 from luwu.base.links import PROFILES, LinkPair, LinkSpec, parse_links, push_window_bytes
 from luwu.base.retry import RetryPolicy
 from luwu.commands.main import main
-from luwu.launch.network import chunk_for_links, dilated_compute_ms, dilated_disk_rate, links_of
-from luwu.launch.serving import tree_of
+from luwu.launch.network import (
+    chunk_for_links,
+    dilated_compute_ms,
+    dilated_disk_rate,
+    links_of,
+    tree_of,
+)
 
 GBIT = 1e9 / 8
 IDEAL = LinkSpec()

@@ -26,11 +26,11 @@ def test_ours_is_run_whatever_comes_first(tmp_path: Path) -> None:
     """Goal: `python -m luwu.base.own` runs our module with its arguments, as `__main__`."""
     write(tmp_path / "switch_emu" / "__init__.py", "raise SystemExit('not ours')")
     done = subprocess.run(
-        [sys.executable, *own.own_module("switch_emu"), "switch", "--slots", "none"],
+        [sys.executable, *own.own_module("switch_emu"), "pigeon"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "python -m switch_emu: error: argument --slots" in done.stderr
+    assert "python -m switch_emu: error: argument role: invalid choice" in done.stderr
 
 
 def test_a_foreign_package_in_use_is_refused(

@@ -19,7 +19,8 @@ from luwu.base.tree import (
     tree_of_hosts,
 )
 from luwu.join.connection import Connection, Leaf, parse_url, read_connection, write_connection
-from luwu.launch.serving import decide_sizes, node_plan, tree_of
+from luwu.launch.network import tree_of
+from luwu.launch.sizes import decide_sizes, node_plan
 from luwu.protocol.contribution import Contribution, Group, depth, nested, total_weight
 from switch_emu.node.spec import NodeSpec
 

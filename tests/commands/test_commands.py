@@ -22,7 +22,7 @@ from luwu.commands.main import main
 from luwu.commands.table import VERBS
 from luwu.compare.arm import show_progress
 from luwu.launch.processes.console import Console
-from luwu.launch.serving import NO_COMPILER, decide_sizes
+from luwu.launch.sizes import NO_COMPILER, decide_sizes
 from tests.helpers.command_line import forms, parsed, texts
 
 

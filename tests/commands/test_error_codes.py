@@ -18,7 +18,7 @@ from luwu.launch.entry import write_error
 from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
-from switch_emu.roles.role import failed
+from switch_emu.roles import failed
 from tests.house.source import ROOT, modules
 from tests.pages import errors_page
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from luwu.wire import messages as wire
-from tests import kill
 from tests.faults.scenario import BOTH, STORED, aborts, made_by, run_plan, run_scenario, says
-from tests.processes.jobs import Outside, light_digest
 from tests.simulate.faults import DiskFault, PowerCut
 
 
@@ -73,22 +70,3 @@ def test_the_disk_stalls() -> None:
     assert aborts(simulation) == 0
     assert simulation.world.now_ns > 5 * 10**9
     assert made_by(simulation) == BOTH
-
-
-@pytest.mark.slow  # the same in virtual time: test_the_disk_stalls
-@pytest.mark.faults(26)
-def test_a_flush_of_a_real_node_takes_five_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """I3, I6. Goal: the same with real processes: the run ends with the same digest, after no abort
-    and no restart, although lost workers would be left out after four seconds."""
-    plain = light_digest(8)
-    monkeypatch.setenv("LUWU_FAILPOINTS", "store.before_data_flush=delay:5s@4")
-    outside = Outside(tmp_path / "outside")
-    with kill.start(
-        tmp_path, "stalled", steps=8, restarts=0, outside=outside,
-        more_flags=("--on-worker-loss", "drop", "--drop-after", "4s"),
-    ) as cluster:  # fmt: skip
-        digest = kill.finish(cluster, outside)
-        assert "lost" not in cluster.run_directory.events("node").read_text()
-    assert digest == plain

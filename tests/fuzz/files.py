@@ -36,7 +36,7 @@ from luwu.commands.main import main
 from luwu.join.connection import read_connection
 from luwu.predict.hardware.catalogue import load
 from luwu.predict.hardware.model import read_model_config
-from switch_emu.roles.role import read_document
+from switch_emu.roles import read_document
 from switch_emu.store.direct_io import BLOCK_BYTES
 from tests.helpers.exports import OptimizerJob, bring, export, train
 from tests.helpers.key_directories import make_keys

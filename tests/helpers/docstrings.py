@@ -15,12 +15,11 @@ from typing import Any
 
 import luwu
 from luwu import testing
-from luwu.testing import factories, plugin
+from luwu.testing import plugin
 
 ROOT = Path(__file__).resolve().parents[2]
 API_PAGE = ROOT / "docs" / "api.md"
-FIXTURES = ("luwu_cluster", "luwu_inproc", "luwu_run", "luwu_session")
-FACTORIES = ("luwu_proc",)
+FIXTURES = ("luwu_cluster", "luwu_inproc", "luwu_run")
 _BLOCK = re.compile(r"^ *```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,11 +35,9 @@ def public_of_testing() -> dict[str, str]:
         f"luwu.testing.{name}": inspect.getdoc(getattr(testing, name)) or ""
         for name in testing.__all__
     }
-    for module, names in ((factories, FACTORIES), (plugin, FIXTURES)):
-        tree = ast.parse(inspect.getsource(module))  # a fixture is no function any more
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name in names:
-                found[f"{module.__name__}.{node.name}"] = ast.get_docstring(node) or ""
+    for node in ast.parse(inspect.getsource(plugin)).body:  # a fixture is no function any more
+        if isinstance(node, ast.FunctionDef) and node.name in FIXTURES:
+            found[f"{plugin.__name__}.{node.name}"] = ast.get_docstring(node) or ""
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError
-from luwu.launch.serving import check_fidelity, decide_sizes, own_slots
+from luwu.launch.sizes import check_fidelity, decide_sizes, own_slots
 from switch_emu.node.process import own_switch_limits
 from switch_emu.node.spec import NodeSpec
 from switch_emu.switch.core.actions import SwitchLimits

@@ -16,7 +16,7 @@ from luwu.base.config import RunConfig
 from luwu.base.errors import ConfigError, StateError
 from luwu.join.connection import parse_url
 from luwu.launch.nodes import check_nodes
-from luwu.launch.serving import decide_sizes
+from luwu.launch.sizes import decide_sizes
 from luwu.layout import Chunk, Share
 from luwu.wire.description import Description
 from luwu.wire.stored import WEIGHT

@@ -28,7 +28,8 @@ from luwu.launch.processes.children import (
 from luwu.launch.processes.console import Console
 from luwu.launch.processes.relay import ByLine
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import RoleProcess, SwitchEnds, job_spec, switch_spec
+from luwu.launch.roles import RoleProcess
+from luwu.launch.specs import SwitchEnds, job_spec, switch_spec
 from luwu.launch.supervisor import Supervisor
 from luwu.testing.cluster import SOURCE, Cluster
 from tests.helpers.waiting import is_soon

@@ -13,8 +13,8 @@ from luwu.base.errors import ConfigError
 from luwu.base.quantities import parse_bytes
 from luwu.base.tree import one_switch
 from luwu.launch.processes.run_directory import RunDirectory
-from luwu.launch.roles import SwitchEnds, job_spec, switch_spec
-from luwu.launch.serving import decide_sizes
+from luwu.launch.sizes import decide_sizes
+from luwu.launch.specs import SwitchEnds, job_spec, switch_spec
 from luwu.launch.switch_memory import switch_plan, widest_plan
 from switch_emu.switch.capacity import slot_memory
 from switch_emu.switch.core.actions import SwitchLimits

@@ -39,7 +39,7 @@ from luwu.nic.threads import StepHandle
 from luwu.transport.opening import open_transport
 from luwu.wire.hyper import StepHyper
 from switch_emu.node import spec
-from switch_emu.roles.role import attend
+from switch_emu.roles import attend
 from tests.helpers import local_job
 from tests.helpers.local_job import KIB, MIB, Worker
 

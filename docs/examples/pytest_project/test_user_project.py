@@ -3,9 +3,7 @@ import threading
 import pytest
 
 import luwu
-from luwu.testing import WorkerFailed, assert_same_weights_as_single, factories
-
-luwu_plain = factories.luwu_proc(no_switch=True, chunk="64KiB")
+from luwu.testing import WorkerFailed, assert_same_weights_as_single
 
 
 def one_step(rank, lr=0.1):
@@ -47,9 +45,9 @@ def test_all_ranks_agree(luwu_run):
     assert len(set(norms)) == 1
 
 
-def test_same_answer_on_another_service(luwu_run, luwu_plain, luwu_inproc):
+def test_same_answer_in_another_way(luwu_run, luwu_inproc):
     norms = luwu_inproc(one_step, workers=1)
-    assert luwu_run(one_step, workers=1, service=luwu_plain) == norms
+    assert luwu_run(one_step, workers=1, flags=["--no-switch", "--chunk", "64KiB"]) == norms
 
 
 @pytest.mark.luwu(workers=3)

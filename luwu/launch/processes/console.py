@@ -102,14 +102,12 @@ class Console:
             self._show(text)
 
 
-def tail(
-    path: Path, *, lines_max: int = 20, bytes_max: int = 16 * 1024, start: int = 0
-) -> str:  # fmt: skip
-    """The last lines of a file, of what is there from `start` on, for an error message."""
+def tail(path: Path, *, lines_max: int = 20, bytes_max: int = 16 * 1024) -> str:
+    """The last lines of a file, for an error message."""
     try:
         with open_lines(path) as file:
             file.seek(0, 2)
-            file.seek(max(start, file.tell() - bytes_max))
+            file.seek(max(0, file.tell() - bytes_max))
             data = file.read()
     except OSError:
         return ""

@@ -113,8 +113,8 @@ def _check_room(run: RunDirectory, code: int) -> None:
         probe.unlink(missing_ok=True)
 
 
-def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuError:
-    """A worker ended and could not say why; `where`: its traceback when it was last seen."""
+def lost_worker(run: RunDirectory, rank: int, code: int) -> LuwuError:
+    """A worker ended and could not say why."""
     process = f"worker-{rank}"
     log = run.log(process)
     pid = (read_json(run.role(f"{process}.json")) or {}).get("pid", "unknown")
@@ -122,8 +122,6 @@ def lost_worker(run: RunDirectory, rank: int, code: int, where: str) -> LuwuErro
     if code < 0:
         lines[0] = f"worker {rank} (pid {pid}) was killed by signal {-code} ({exit_text(code)[7:]})"
         lines[0] += f"; log {log}"
-    if where:
-        lines += ["where it was when it was last seen (most recent call last):", where.rstrip()]
     shown = tail(log)
     if shown:
         lines += ["its last lines:", shown]

@@ -17,7 +17,14 @@ from luwu.base.errors import DISK_FAULTS, STOPPED_CODE, ConfigError, LuwuError, 
 from luwu.base.expendable import print_if_possible
 from luwu.base.job_spec import from_document
 from luwu.base.json_file import read_json, write_json
-from switch_emu.switch.capacity import SharedSlots
+
+
+def load(role: str) -> None:
+    """Import what a job needs before there is one."""
+    if role == "switch":
+        import switch_emu.switch.process
+    else:
+        import switch_emu.node.process  # noqa: F401
 
 
 def read_document(config: Path) -> dict[str, Any]:
@@ -30,22 +37,17 @@ def read_document(config: Path) -> dict[str, Any]:
 
 def attend(
     role: str, document: dict[str, Any], stopping: threading.Event,
-    shared: SharedSlots | None = None, over: threading.Event | None = None,
+    over: threading.Event | None = None,
 ) -> int:  # fmt: skip
-    """Serve the job until it is over or we are asked to stop; the exit code.
-
-    `shared`: the slots of a process that serves several jobs; `over`: set when all workers have
-    left, as the process that started us knows.
-    """
+    """Serve the job until it is over or we are asked to stop; the exit code. `over`: set when all
+    workers have left, as the process that started us knows."""
     try:
-        return _serve(role, document, stopping, shared, over or threading.Event())
+        return _serve(role, document, stopping, over or threading.Event())
     except Exception as exc:
         error = exc
         if isinstance(exc, OSError) and exc.errno in DISK_FAULTS:
             error = refusal("a file operation failed", exc)  # starting again would too
         return failed(role, error, Path(document["error"]))
-    finally:
-        gc.unfreeze()  # of the job, too, which the next one in this process must not keep
 
 
 def failed(role: str, error: Exception, error_file: Path | None) -> int:
@@ -67,9 +69,8 @@ def failed(role: str, error: Exception, error_file: Path | None) -> int:
 
 
 def _serve(
-    role: str, document: dict[str, Any], stopping: threading.Event, shared: SharedSlots | None,
-    over: threading.Event,
-) -> int:  # fmt: skip
+    role: str, document: dict[str, Any], stopping: threading.Event, over: threading.Event
+) -> int:
     lines: list[str] = []
 
     def on_listening(endpoint: str) -> None:
@@ -78,8 +79,7 @@ def _serve(
         _freeze_objects()
 
     given: dict[str, Any] = {
-        "on_listening": on_listening, "should_stop": stopping.is_set, "shared": shared,
-        "is_over": over.is_set,
+        "on_listening": on_listening, "should_stop": stopping.is_set, "is_over": over.is_set,
     }  # fmt: skip
     if role == "switch":
         from switch_emu.switch.process import SwitchSpec, serve_switch
