@@ -83,7 +83,7 @@ layers = 180
 
 MEANINGS: Final = {
     "closed_form_s": "the slowest process of luwu predict step",
-    "event_core_s": "the slowest process of luwu predict step --cores",
+    "cores_s": "the slowest process of luwu predict step --cores",
     "plan_s": "the slowest process of luwu plan",
     "configurations": "that the plan tried",
     "met": "whether all are within their goals, and the plan has 10,000 configurations",
