@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,35 +15,28 @@ from luwu.base.quantities import format_bytes, parse_bytes, parse_bytes_per_s, p
 FIXED = settings(derandomize=True, deadline=None, max_examples=200)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("2GiB", 2 * 2**30), ("512KiB", 2**19), ("1.5MB", 1_500_000), ("0", 0), ("0.0", 0),
-     ("7B", 7), ("3 kb", 3000), ("  1TiB ", 2**40), ("1tb", 10**12), ("0.5KiB", 512),
-     ("4.35GB", 4_350_000_000), ("0KiB", 0)],
-)  # fmt: skip
-def test_bytes(text: str, expected: int) -> None:
-    """Goal: KiB is 1,024 and kB 1,000, upper or lower case."""
-    assert parse_bytes(text) == expected
+QUANTITIES: dict[Any, dict[str, float]] = {
+    parse_bytes: {
+        "2GiB": 2 * 2**30, "512KiB": 2**19, "1.5MB": 1_500_000, "0": 0, "0.0": 0, "7B": 7,
+        "3 kb": 3000, "  1TiB ": 2**40, "1tb": 10**12, "0.5KiB": 512, "4.35GB": 4_350_000_000,
+        "0KiB": 0,
+    },
+    parse_ns: {
+        "0.2ms": 200_000, "50us": 50_000, "3s": 3 * 10**9, "10min": 600 * 10**9,
+        "1h": 3600 * 10**9, "1ns": 1, "0": 0, "0.07us": 70, "0.000000003s": 3,
+    },
+    parse_bytes_per_s: {
+        "1gbit": 125e6, "40mbit": 5e6, "12.5GB/s": 12.5e9, "2 GiB/s": 2.0 * 2**30, "1bit": 0.125,
+        "0": 0.0, "0/s": 0.0, "100Gbit": 12.5e9,
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("0.2ms", 200_000), ("50us", 50_000), ("3s", 3 * 10**9), ("10min", 600 * 10**9),
-     ("1h", 3600 * 10**9), ("1ns", 1), ("0", 0), ("0.07us", 70), ("0.000000003s", 3)],
-)  # fmt: skip
-def test_times(text: str, expected: int) -> None:
-    """Goal: exact decimals; in floats 0.07us is no whole number of nanoseconds."""
-    assert parse_ns(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("1gbit", 125e6), ("40mbit", 5e6), ("12.5GB/s", 12.5e9), ("2 GiB/s", 2.0 * 2**30),
-     ("1bit", 0.125), ("0", 0.0), ("0/s", 0.0), ("100Gbit", 12.5e9)],
-)  # fmt: skip
-def test_rates(text: str, expected: float) -> None:
-    """Goal: bits are decimal and an eighth of a byte."""
-    assert parse_bytes_per_s(text) == expected
+@pytest.mark.parametrize("parse", QUANTITIES)
+def test_quantities(parse: Any) -> None:
+    """Goal: KiB is 1,024 and kB 1,000, upper or lower case; times are exact decimals: in floats
+    0.07us is no whole number of nanoseconds; bits are decimal and an eighth of a byte."""
+    assert {text: parse(text) for text in QUANTITIES[parse]} == QUANTITIES[parse]
 
 
 @FIXED

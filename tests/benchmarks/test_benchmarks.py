@@ -59,7 +59,8 @@ LAWS: dict[str, Callable[[Any], bool]] = {
         if row["arm"].startswith(("luwu", "hub", "raw", "page"))
     ),
     "link": lambda found: found["claims"]["off_is_same_object"] is True,
-    "scale": lambda found: found["claims"]["node_bytes_spread"] == 0,
+    # One more unit may be pulled ahead; without a switch each worker would add as much again.
+    "scale": lambda found: found["claims"]["node_bytes_spread"] < 0.2,
     "faults": lambda found: {
         row["faults"] for row in found["rows"] if row["dropped_count"] + row["repeated_count"]
     } == {"loss 1 %", "loss 10 %", "repeated and reordered"},
@@ -99,7 +100,7 @@ def test_a_benchmark_runs(benchmark: str, flags: str, label: str | None, tmp_pat
     arms = {row["arm"] for row in document["rows"]}
     assert arms == (set(given[1].split(",")) if given else ARMS.get(benchmark, arms)) != set()
     assert set(document["claims"]) <= set(document.get("claims_meaning", document["claims"]))
-    assert LAWS.get(benchmark, bool)(document)
+    assert LAWS.get(benchmark, bool)(document), document["claims"]
 
 
 def test_frames_runs(tmp_path: Path) -> None:
