@@ -174,16 +174,10 @@ def test_explain_is_not_named_where_it_can_only_repeat(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "tokens",
     [
-        ["comapre"],
         ["compare", "--steps", "x"],
-        ["compare", "--arms", "lwu"],
-        ["compare", "--data", "/no/such/file"],
         ["run"],
-        ["run", "nothing.py"],
-        ["run", "--join", "x", "--chunk", "1MiB", "-m", "a"],
         ["up", "--role", "worker"],
         ["up", "--role", "switch"],
-        ["status", "/no/such/run"],
         ["report", "/no/such/run"],
         ["trace", "/no/such/run"],
         ["trace", "--step", "x", "."],

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import tomllib
 import uuid
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,7 +59,7 @@ class Sandbox:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "pytest", "-c", str(self._ini()),
              "--rootdir", str(self.path), f"--basetemp={self.basetemp}", *_NOT_OF_A_USER,
-             f"--junitxml={self.path / 'out.xml'}", "-p", "no:cacheprovider", *arguments],
+             "-p", "no:cacheprovider", *arguments],
             cwd=self.path, env=self.environ, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -77,11 +76,6 @@ class Sandbox:
         assert process.returncode == code
         assert self.leftovers() == []
         return output
-
-    def seconds(self) -> dict[str, float]:
-        """How long each test took, with its fixtures."""
-        cases = ElementTree.parse(self.path / "out.xml").iter("testcase")
-        return {each.attrib["name"]: float(each.attrib["time"]) for each in cases}
 
     def processes(self) -> list[str]:
         """What was started from here, by whomever, and is alive."""
