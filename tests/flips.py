@@ -370,10 +370,8 @@ def judge(trial: Trial, seen: Seen, left_out: tuple[int, ...]) -> str:
 def check_pages(trial: Trial, state: Path, version: int) -> None:
     """The decided version is this one, with the weights of plain training at all owners."""
     layout = trial.job.layout
-    with StripedPages(state, trial.optimizer_nodes) as pages:
+    with StripedPages(state, trial.optimizer_nodes, redo_of) as pages:
         pages.lay_out(layout)
-        for number, store in pages.stores.items():
-            store.redo = redo_of(store.config, number)
         assert pages.decided is not None
         assert pages.decided.version == version, f"{pages.decided.version}, not {version}"
         expected = plain(Job(steps=version)).digest

@@ -70,9 +70,7 @@ def refill(
     left = [number for number in present if number not in left_out]
     lost = [number for number in range(count) if number not in left]
     nbytes = 0
-    with StripedPages(state, count, may_lack=True) as pages:
-        for number, store in pages.stores.items():
-            store.redo = redo_of(store.config, number)
+    with StripedPages(state, count, redo_of, may_lack=True) as pages:
         _lay_out(pages, state, left)
         source = _Sources(pages, replicas, state)
         made = [number for number in range(count) if number in lost or not source.fits(number)]

@@ -44,12 +44,10 @@ class RestingState(Closing):
     def __init__(self, path: Path) -> None:
         """Raises: ConfigError if there is no state or another process has it open; StateError."""
         count = node_count_of(path) or 1
-        self._store = StripedPages(path, count)
+        self._store = StripedPages(path, count, redo_of)
         try:
             self.description = description_of(self._store.configs, path)
             self._store.lay_out(self.description.layout)
-            for number, store in self._store.stores.items():
-                store.redo = redo_of(store.config, number)
             self._first = self._store.holders[0][0].path
             decided = self._store.decided
             if decided is None:

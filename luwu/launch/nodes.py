@@ -110,9 +110,10 @@ def fold_nodes(run: RunDirectory, state: Path | None, count: int) -> None:
         return
     assert state is not None
     from luwu.checkpoint.source import description_of
+    from switch_emu.node.page_updates import redo_of
     from switch_emu.node.pages import weights_digest
 
-    with StripedPages(state, count) as pages:
+    with StripedPages(state, count, redo_of) as pages:
         description = description_of(pages.configs, state)
         pages.lay_out(description.layout)
         digest = weights_digest(pages, description.layout)

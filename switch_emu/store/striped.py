@@ -8,7 +8,7 @@ that was killed before has that version prepared, which is read instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from luwu.base.closing import Closing
@@ -20,6 +20,7 @@ from switch_emu.store.config import PageKind, StoreConfig
 from switch_emu.store.directory import CONFIG_NAME, read_config, read_counters
 from switch_emu.store.file import FilePageStore
 from switch_emu.store.records import DecidedStep
+from switch_emu.store.sums import Redo
 
 
 def node_directory(state: Path, number: int, count: int) -> Path:
@@ -98,8 +99,13 @@ def shares_of(layout: Layout, configs: Mapping[int, StoreConfig]) -> dict[int, S
 class StripedPages(Closing):
     """The decided version of all stores of a state that count, read-only."""
 
-    def __init__(self, state: Path, count: int, *, may_lack: bool = False) -> None:
-        """`may_lack`: some that count may be missing, as long as others hold their pages.
+    def __init__(
+        self, state: Path, count: int, redo_of: Callable[[StoreConfig, int], Redo] | None, *,
+        may_lack: bool = False,
+    ) -> None:  # fmt: skip
+        """`redo_of`: makes the last updates of a node that was killed again, by its number; None:
+        no page is read. `may_lack`: some that count may be missing, as long as others hold their
+        pages.
 
         Raises: ConfigError if a store is missing or open; StateError if they do not match.
         """
@@ -114,7 +120,9 @@ class StripedPages(Closing):
             present = (0,) if count == 1 else present_nodes(state)[1]
             for number in present:
                 directory = node_directory(state, number, count)
-                self.stores[number] = FilePageStore.open(directory, read_only=True)
+                store = FilePageStore.open(directory, read_only=True)
+                self.stores[number] = store
+                store.redo = redo_of and redo_of(store.config, number)
             epochs = {number: store.epoch for number, store in self.stores.items()}
             counted = members_of(epochs, count)
             for number in [each for each in self.stores if each not in counted]:

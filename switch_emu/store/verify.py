@@ -82,7 +82,7 @@ def verify_state(
     disagreement = None
     if not any(node.damages for node in nodes):
         try:
-            StripedPages(path, count).close()
+            StripedPages(path, count, None).close()
         except StateError as exc:
             disagreement = str(exc)
     return StateFound(path=path, nodes=nodes, disagreement=disagreement, left_out=left_out)

@@ -104,7 +104,7 @@ def test_the_directory_of_a_node_that_was_left_out_is_replaced(tmp_path: Path) -
     job = make_state(tmp_path, 3, replicas=2)
     go_on(tmp_path, job, 3, (7, 0b101, 3))
     expected = content(tmp_path, 2, 3)
-    with StripedPages(tmp_path, 3) as pages:
+    with StripedPages(tmp_path, 3, None) as pages:
         assert sorted(pages.stores) == [0, 2]
     assert refill(tmp_path).nodes == (1,)
     assert content(tmp_path, 2, 3) == expected
@@ -144,7 +144,7 @@ def test_a_node_that_may_be_ahead_is_given_up_by_its_number(
     with pytest.raises(
         StateError, match=r"version 2 \(attempt 1\) is decided, node 0 has 1 \(attempt 0\)"
     ):
-        StripedPages(tmp_path, 2)
+        StripedPages(tmp_path, 2, None)
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
@@ -198,7 +198,7 @@ def test_a_change_of_replicas_is_killed(
     if passes == 2:  # one has two of each page now, the other one
         with pytest.raises(ConfigError, match="give --replicas 2 or --replicas 1"):
             refill(state)
-        with StripedPages(state, 2) as pages:
+        with StripedPages(state, 2, None) as pages:
             description_of(pages.configs, state)
     assert refill(state, replicas=2).version == 1
     for number in range(2):

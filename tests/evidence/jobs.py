@@ -130,7 +130,7 @@ def run(way: Way, directory: Path, *, resume: bool = False, stop_at: int | None 
 def digest_at(way: Way, directory: Path) -> str:
     """The digest of the weights of the state in a directory."""
     layout = _layout(way)
-    with StripedPages(directory / "state", way.optimizer_nodes) as pages:
+    with StripedPages(directory / "state", way.optimizer_nodes, None) as pages:
         pages.lay_out(layout)
         return weights_digest(pages, layout)
 

@@ -14,9 +14,12 @@ import torch
 import luwu
 from luwu.base import directories
 from luwu.base.errors import LuwuError, StateError, StoreFullError
+from luwu.base.json_file import read_json, write_json
 from luwu.checkpoint.refill import refill
 from luwu.commands.main import main
 from luwu.launch.local_cluster import LocalCluster
+from luwu.launch.nodes import fold_nodes
+from luwu.launch.processes.run_directory import RunDirectory
 from luwu.nic.shell import Nic
 from switch_emu.node import page_updates, placement
 from switch_emu.node.page_updates import redo_of
@@ -126,7 +129,7 @@ def test_a_killed_state_is_exported_verified_and_continued(tmp_path: Path) -> No
 @pytest.mark.parametrize(("count", "replicas"), [(2, 1), (3, 2)])
 def test_each_of_several_nodes_has_a_log(count: int, replicas: int, tmp_path: Path) -> None:
     """I2, I3. Goal: killed, several nodes are exported, copied, made again from their replicas and
-    go on, to the weights of the plain loop."""
+    go on, to the weights of the plain loop; killed after the last step, a run has their digest."""
     job = Job(layout=replace(make_layout(), optimizer_nodes=count))
     nodes = {"optimizer_nodes": count, "replicas": replicas}
     image = killed_state(job, tmp_path, 3, **nodes)
@@ -134,8 +137,19 @@ def test_each_of_several_nodes_has_a_log(count: int, replicas: int, tmp_path: Pa
         with FilePageStore.open(image / f"node-{number}", read_only=True) as store:
             pages = range(store.config.page_count)
             assert any(store.lacking(page, 3) for page in pages)
-    assert export(image, tmp_path / "export").step == 3
+    exported = export(image, tmp_path / "export")
+    assert exported.step == 3
     assert main(["snapshot", str(image), str(tmp_path / "snapshot")]) == 0
+    run = RunDirectory(tmp_path / "run")
+    sizes = ("node_state_bytes", "disk_space_bytes", "memory_budget_bytes", "resident_bytes",
+             "schema", "steps", "chunk_bytes", "spilled_count")  # fmt: skip
+    counts: tuple[str, ...] = ("disk_bytes", "spill_bytes", "network_bytes")
+    run.result("").mkdir(parents=True)
+    for number in range(count):
+        found = {name: 0 for name in sizes} | {name: {} for name in counts}
+        write_json(run.result(f"node-{number}.json"), found)
+    fold_nodes(run, image, count)
+    assert read_json(run.result("node.json"))["weights_digest"] == exported.weights_digest
     if replicas > 1:
         shutil.rmtree(image / "node-1")
         assert refill(image).version == 3

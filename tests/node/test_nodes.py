@@ -78,7 +78,7 @@ def test_striped_pages_have_the_digest_of_one_store(
         expected = weights_digest(store, JOB.layout)
     job = make_state(tmp_path / "many", count, last_is_prepared=last_is_prepared)
     assert node_count_of(tmp_path / "many") == count
-    with StripedPages(tmp_path / "many", count) as pages:
+    with StripedPages(tmp_path / "many", count, None) as pages:
         pages.lay_out(job.layout)
         assert weights_digest(pages, job.layout) == expected
 
@@ -94,7 +94,7 @@ def test_a_version_that_was_made_again_is_no_part_of_a_state(tmp_path: Path) -> 
     with pytest.raises(
         StateError, match=r"is decided, node 1 has 0 \(attempt 0\) and 1 \(attempt 1\)"
     ):
-        StripedPages(tmp_path / "state", 2)
+        StripedPages(tmp_path / "state", 2, None)
 
 
 @pytest.mark.feature("several optimizer nodes")
@@ -121,7 +121,7 @@ def test_disk_work_divides(count: int, replicas: int, tmp_path: Path) -> None:
     assert written == [sum(page_bytes(c, job.steps) for c in each) for each in owned]
     trained = [sum(c.sum_bytes for c in each if c.trainable) for each in owned]
     assert received == [job.steps * each for each in trained]
-    with StripedPages(tmp_path / "state", count) as pages:
+    with StripedPages(tmp_path / "state", count, None) as pages:
         pages.lay_out(layout)
         assert weights_digest(pages, layout) == local_job.plain(job).digest
 
