@@ -251,9 +251,13 @@ class NodeShell(Loop):
         if self._pipeline is not None:
             for finished in self._pipeline.take_finished():
                 self.do(finished())
-            self._start_reads(self._pipeline)
-        while self._pair is not None and self._pair.is_waiting:
-            self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
+        while True:
+            while self._pair is not None and self._pair.is_waiting:
+                self.do(self._pair.carry(SYSTEM_CLOCK.now_ns()))
+            if self._pipeline is not None:  # what was carried too: nothing else wakes the loop
+                self._start_reads(self._pipeline)
+            if self._pair is None or not self._pair.is_waiting:
+                return
 
     def next_tick_ns(self) -> int | None:
         if (self._waiting_reads or self._waiting_fields) and self._sending:
