@@ -22,7 +22,7 @@ from switch_emu.node.shell import NodeShell
 from switch_emu.node.spec import NodeSpec
 from switch_emu.node.storage import NodeStorage
 from switch_emu.process.counting import CountersFile
-from switch_emu.switch.capacity import SharedSlots, lent, with_slots
+from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 
@@ -47,19 +47,18 @@ def plan_lines(spec: NodeSpec) -> list[str]:
 
 def serve_node(
     spec: NodeSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    shared: SharedSlots | None = None, is_over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` receives the endpoint that children dial; `shared`: slots that the switches of
-    several jobs share.
+    `on_listening` receives the endpoint that children dial.
 
     Raises: ConfigError, StateError.
     """
     plan = spec.plan()
     limits = own_switch_limits(spec, plan)
     role = "node" if spec.number == 0 else f"node-{spec.number}"
-    with lent(shared, limits), Recorder(role=role, path=spec.events) as recorder:
+    with Recorder(role=role, path=spec.events) as recorder:
         for line in plan_lines(spec):
             recorder.event("node.plan", text=line)
         arena_bytes = plan.shared_bytes if spec.arena_bytes else 0

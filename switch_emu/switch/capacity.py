@@ -1,17 +1,11 @@
-"""The slots of a job in protocol fidelity: as many as requested, or as fit; and those lent to it.
+"""The slots of a job in protocol fidelity: as many as requested, or as fit.
 
 A slot has two copies, and a copy holds a chunk of every child until they are added. SwitchML's
 slots hold one running integer sum instead, but float sums must not depend on arrival (S3).
-
-A process that serves several jobs has one pool, as one switch has one memory. Each job has a number
-of its slots while it is open; if too few are free, ConfigError has the number that is.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Final
 
@@ -22,8 +16,6 @@ from switch_emu.switch.core.fixed_slots import COPIES, PoolSize
 
 SLOTS_AUTO_MAX: Final = 256
 """Default of a job: the outstanding packets of SwitchML (256)."""
-POOL_SLOTS: Final = 8192
-"""Default of a process that serves several jobs: SwitchML's pool (8192 slots x 2)."""
 
 
 def slot_memory(slot_count: int, *, child_count: int, chunk_bytes: int) -> int:
@@ -64,44 +56,3 @@ def planned_slots(
     0 if contributions lie in shared memory of the workers (`in_arenas`).
     """
     return 0 if has_switch or in_arenas or fidelity == "functional" else slots or 1
-
-
-class SharedSlots:
-    """The slots of a process that serves several jobs: each has some while it is open."""
-
-    def __init__(self, slot_count: int) -> None:
-        self._slot_count = slot_count
-        self._lock = threading.Lock()
-        self._lent: list[PoolSize] = []
-        """Of each job that is open."""
-
-    @contextmanager
-    def lent(self, asked: PoolSize) -> Iterator[None]:
-        """Lend slots to a job until it is over, however it ends. Raises ConfigError if too few are
-        free."""
-        with self._lock:
-            free = self._slot_count - sum(each.slot_count for each in self._lent)
-            if asked.slot_count > free:
-                raise ConfigError(self._refusal(asked.slot_count, free))
-            self._lent.append(asked)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._lent.remove(asked)
-
-    def _refusal(self, asked: int, free: int) -> str:
-        count = len(self._lent)
-        others = {0: "", 1: "; 1 job has the rest"}.get(count, f"; {count} jobs have the rest")
-        give = f"give --slots {free}" if free else "wait until one of them ends"
-        return (
-            f"slots: {asked} asked for, but {free} of this switch's {self._slot_count} are free"
-            f"{others}: {give}, or start it with more"
-        )
-
-
-def lent(shared: SharedSlots | None, limits: SwitchLimits) -> AbstractContextManager[None]:
-    """The slots of a job, lent to it where its switch serves several. Raises ConfigError."""
-    if shared is None or limits.slots is None:
-        return nullcontext()
-    return shared.lent(limits.slots)

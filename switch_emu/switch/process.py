@@ -24,7 +24,7 @@ from switch_emu.links.linked import link_rows, linked
 from switch_emu.process.counting import CountersFile
 from switch_emu.process.role_spec import RoleSpec
 from switch_emu.switch.adding import make_adder
-from switch_emu.switch.capacity import SharedSlots, lent, with_slots
+from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import parent_names
@@ -102,16 +102,14 @@ class SwitchSpec(RoleSpec):
 
 def serve_switch(
     spec: SwitchSpec, *, on_listening: Callable[[str], None], should_stop: Callable[[], bool],
-    shared: SharedSlots | None = None, is_over: Callable[[], bool] = lambda: False,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> bool:  # fmt: skip
     """Serve one job until it is over (True), or `should_stop` (False).
 
-    `on_listening` receives the endpoint that workers dial; `shared`: slots of a switch that serves
-    several jobs. Raises ConfigError if there are too few.
+    `on_listening` receives the endpoint that workers dial. Raises ConfigError.
     """
     limits = _limits(spec)
     with (
-        lent(shared, limits),
         Recorder(role="switch", path=spec.events) as recorder,
         linked(_open(spec), spec.link, seed=spec.link_seed) as transport,
     ):

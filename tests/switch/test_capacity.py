@@ -1,18 +1,11 @@
-"""Slots that jobs share, and slots that fit memory."""
+"""Slots of protocol fidelity that fit memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from luwu.base.errors import ConfigError
-from switch_emu.switch.capacity import (
-    SLOTS_AUTO_MAX,
-    SharedSlots,
-    lent,
-    planned_slots,
-    slot_memory,
-    with_slots,
-)
+from switch_emu.switch.capacity import SLOTS_AUTO_MAX, planned_slots, slot_memory, with_slots
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.fixed_slots import PoolSize
 
@@ -21,33 +14,6 @@ MIB = 1024**2
 
 def asked(slot_count: int) -> PoolSize:
     return PoolSize(slot_count=slot_count, slot_bytes=MIB)
-
-
-def test_bad_network_a_job_that_finds_no_slots_is_told_how_many_there_are() -> None:
-    """F4. Goal: no slot is lent twice; the refusal names what was asked, what is free, who has the
-    rest and what to do."""
-    shared = SharedSlots(10)
-    said = (
-        "5 asked for, but 4 of this switch's 10 are free; 1 job has the rest: give --slots 4, or "
-        "start it with more"
-    )
-    with shared.lent(asked(6)):
-        with pytest.raises(ConfigError, match=said), shared.lent(asked(5)):
-            pass
-        said = r"but 0 of .*2 jobs have the rest: wait until one"
-        with shared.lent(asked(4)), pytest.raises(ConfigError, match=said), shared.lent(asked(1)):
-            pass
-
-
-def test_slots_are_given_back_however_the_job_ends() -> None:
-    """F4. Goal: by its end, by an error; and a job without fixed slots takes none."""
-    shared, limits = SharedSlots(4), SwitchLimits(slots=asked(4))
-    with lent(shared, limits), lent(shared, SwitchLimits()), lent(None, limits):
-        pass
-    with pytest.raises(ZeroDivisionError), lent(shared, limits):
-        raise ZeroDivisionError
-    with lent(shared, limits):
-        pass
 
 
 @pytest.mark.parametrize(
