@@ -40,7 +40,7 @@ from luwu.base.clock import SYSTEM_CLOCK, sleep
 from luwu.base.config import RunConfig, resolve
 from luwu.base.errors import DeadlineError, LuwuError
 from luwu.base.tree import one_switch
-from luwu.commands.estimate import own_job
+from luwu.compare.arm import SCRIPT, script_arguments
 from luwu.estimate.script import script_job
 from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.network import chosen_transport
@@ -120,7 +120,8 @@ def cases(transport: str, *, smoke: bool) -> Iterator[Case]:
 
 
 def _demo_layout(config: RunConfig, sizes: Sizes) -> Layout:
-    return script_job(own_job(config), config, sizes).description.layout
+    command = [*SCRIPT, *script_arguments("luwu", config, None)]
+    return script_job(command, config, sizes).description.layout
 
 
 # ---------------------------------------------------------------------- what is trained

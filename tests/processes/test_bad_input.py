@@ -157,7 +157,7 @@ TYPED = {
     "up --role node --switch-memory-budget 4MiB": (
         "it is that of the switch; give --switch-memory-budget to luwu up --role switch"
     ),
-    "estimate --switch-memory-budget 4": "--switch-memory-budget: '4' has no unit",
+    "estimate --switch-memory-budget 4 train.py": "--switch-memory-budget: '4' has no unit",
     "up --number 1": "number: it says which optimizer node this is; give --role node",
     f"up --role switch --number 1 --join {URL}": "number: it says which optimizer node this is",
     "up --role node --number 1": "node 1 needs the address of node 0: add --join",
