@@ -59,7 +59,7 @@ def _group_files() -> list[Path]:
     except OSError:
         return files
     for line in lines:
-        _number, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if not controllers:
             root, name = _GROUPS, "memory.max"
         elif "memory" in controllers.split(","):

@@ -65,7 +65,7 @@ LAWS: dict[str, Callable[[Any], bool]] = {
         row["faults"] for row in found["rows"] if row["dropped_count"] + row["repeated_count"]
     } == {"loss 1 %", "loss 10 %", "repeated and reordered"},
 }  # fmt: skip
-"""What does not depend on how fast this machine is."""
+"""Claims of a benchmark that hold on a machine of any speed."""
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_while_training_goes_on(
 ) -> None:  # fmt: skip
     """I2, I3. Goal: what was held after step 2 and written after the last is step 2; training goes
     on from the copy, or what was exported and imported, with all that was attached, to the weights
-    of the run that was not exported; and that run is not disturbed. Each event wakes whom it
-    concerns: nobody looks now and then."""
+    of the run that was not exported; and that run is not disturbed. The node starts each read at
+    once. Method: its loop never wakes by itself, and the reader never asks again."""
     monkeypatch.setattr(loop, "_RECEIVE_NS_MAX", 10**12)
     out, new = tmp_path / "out", tmp_path / "new"
 

@@ -68,7 +68,7 @@ class _Unit:
     weights: F32Array
     state: tuple[F32Array, ...]
     updates: Counter[int] = field(default_factory=Counter)
-    """Of each parameter."""
+    """How often each parameter was updated."""
 
 
 class _Pushed(NamedTuple):

@@ -131,7 +131,7 @@ def ours(loop: Loop, precision: str = "32-true", **network: Any) -> tuple[list[f
 def assert_same(
     loop: Loop, reference: Loop | None = None, precision: str = "32-true", **network: Any
 ) -> tuple[list[float], Any]:
-    """What the loop finds, and the weights: those of plain Fabric, to the bit."""
+    """Compare the losses and weights of a loop with those of plain Fabric, bit for bit."""
     expected, weights = plain(reference or loop, precision)
     found, pulled = ours(loop, precision, **network)
     assert found == expected

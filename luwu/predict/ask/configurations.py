@@ -87,7 +87,7 @@ def _sections(table: Mapping[str, Any], name: str | None) -> Iterator[dict[str, 
 
 
 def _batches(table: Mapping[str, Any], degrees: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Micro-batches that share the batch, and what is computed again."""
+    """Each size of micro-batch that divides the batch, with each way to recompute activations."""
     inner = degrees["tensor"] * degrees["pipeline"] * degrees.get("context", 1)
     data = table["devices"] // inner
     more = {"sequence_parallel": True} if degrees["tensor"] > 1 else {}

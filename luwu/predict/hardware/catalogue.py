@@ -34,7 +34,7 @@ class Catalogue:
 
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     sources: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
-    """Of each entry, but models: where each of its numbers comes from, with its tag."""
+    """The source of each number of an entry, with its tag; models have none."""
 
     def names(self, kind: str) -> list[str]:
         return sorted(self.entries.get(kind, {}))

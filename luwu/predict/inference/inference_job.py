@@ -27,9 +27,9 @@ from luwu.predict.model.layers import WIRE_BYTES, check_precision
 WEIGHT_BYTES: Final = {"bf16": 2.0, "w8": 1.0, "fp8": 1.0, "fp4": 9 / 16}
 """Bytes of a weight. fp4: NVFP4, where 16 values share a scale of a byte. Source: NVIDIA."""
 RUNTIME_BYTES: Final = 3e9
-"""Of a device: its context, libraries, captured graphs. From memory."""
+"""Bytes of a device's context, libraries and captured graphs. From memory, to be checked."""
 CACHE_SHARE: Final = 0.9
-"""Of the memory that is left, for keys and values (F3). Source: TensorRT-LLM's default."""
+"""Share of the remaining memory for keys and values (F3). Source: TensorRT-LLM's default."""
 CACHE_PRECISIONS: Final = ("bf16", "fp8", "int8")
 BATCHINGS: Final = ("static", "continuous")
 LOGIT_BYTES: Final = 4
@@ -73,7 +73,7 @@ class InferenceJob:
     """static: a batch begins and ends as one. continuous: a sequence that ends makes place for the
     next, and each round has prefill and decode."""
     budget_tokens: int = 8192
-    """Of a round of continuous batching: sequences in decode and tokens of prefill together."""
+    """Limit of a round of continuous batching: sequences in decode plus tokens of prefill."""
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, WEIGHT_BYTES)

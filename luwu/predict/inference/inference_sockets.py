@@ -75,7 +75,7 @@ class SocketJob:
 
     @property
     def peak(self) -> float:
-        """Of a socket's products. Raises ConfigError for a processor that has none."""
+        """Peak operations/s of a socket. Raises ConfigError if the processor's is not known."""
         if self.processor.bf16 is None:
             raise ConfigError(
                 f"processor.{self.processor.name}.bf16 is missing, and it limits prefill; give the "
