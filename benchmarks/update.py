@@ -9,8 +9,7 @@ Left out: sockets, disk, the store; every byte comes from memory: all arrays tog
 
 Arms: `compiled` and `portable` are the two versions of the update kernel, in place and with the
 squares of the norm; `... unmeasured` leaves the squares out, as a step with clipping does, whose
-norm is taken when gradients are folded; `... out of place` writes a second copy of each page;
-`... with statistics` takes the norms of gradient, weights and update besides (`luwu.stats`).
+norm is taken when gradients are folded; `... out of place` writes a second copy of each page.
 `cpu_share` is the same ratio of processor time: it forgives other work on the machine.
 """
 
@@ -45,9 +44,7 @@ from benchmarks.harness import (
     write,
 )
 from luwu.base.clock import SYSTEM_CLOCK
-from luwu.base.limits import NORM_BLOCK_ELEMS
-from luwu.wire.statistics import summed
-from switch_emu.node.kernels import Arrays, Made, Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel, portable_kernel
 from switch_emu.store import aligned_buffer
 
@@ -131,7 +128,7 @@ class Arm:
 
 def update_arm(
     name: str, kernel: UpdateKernel, memory: Memory, workers: int, dtype: str, *,
-    measure: bool = True, in_place: bool = True, stats: bool = False,
+    measure: bool = True, in_place: bool = True,
 ) -> Arm:  # fmt: skip
     """An arm with one of our kernels."""
 
@@ -141,18 +138,13 @@ def update_arm(
         if not in_place:
             weights_out, *state_out = (values[page] for values in memory.copies)
             new = Arrays(weights_out, tuple(state_out))
-        blocks = range(0, weights.size if stats else 0, NORM_BLOCK_ELEMS)
-        pieces = Pieces.of([(at, min(at + NORM_BLOCK_ELEMS, weights.size)) for at in blocks])
         kernel.update(UpdateCall(
             contributions=memory.contributions(workers, dtype, page),
             old=old, new=new,
             runs=(Run(start=0, stop=weights.size, hyper=HYPER, updates_count=5),),
             divisor=float(workers), scale=1.0, wire=(memory.wire_of(dtype, page), dtype),
-            measure=measure, pieces=pieces if stats else None,
+            measure=measure,
         ))  # fmt: skip
-        if stats:
-            for squares in pieces.squares.tolist():
-                summed(squares)
 
     return Arm(name, do, workers * BYTES[dtype] + 24 + BYTES[dtype], [])
 
@@ -288,7 +280,6 @@ def bench_case(
             update_arm(name, kernel, memory, workers, dtype),
             update_arm(f"{name} unmeasured", kernel, memory, workers, dtype, measure=False),
             update_arm(f"{name} out of place", kernel, memory, workers, dtype, in_place=False),
-            update_arm(f"{name} with statistics", kernel, memory, workers, dtype, stats=True),
         ]
     peer = deepspeed_arm(memory)
     if peer is not None:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from luwu.training.script.module import LuwuModule
     from luwu.training.script.run import device, finish, init, rank, session, world_size
-    from luwu.training.script.state_calls import attach, init_weights, load_pretrained, stats
+    from luwu.training.script.state_calls import attach, init_weights, load_pretrained
     from luwu.training.script.step_calls import (
         clip_grad_norm_,
         empty_backward,
@@ -89,7 +89,7 @@ _HOME = {
         ),
         ("luwu.training.script.module", "LuwuModule"),
         ("luwu.training.script.run", "device finish init rank session world_size"),
-        ("luwu.training.script.state_calls", "attach init_weights load_pretrained stats"),
+        ("luwu.training.script.state_calls", "attach init_weights load_pretrained"),
         (
             "luwu.training.script.step_calls",
             "clip_grad_norm_ empty_backward log set_gradient_weight",
@@ -134,7 +134,6 @@ __all__ = [
     "set_gradient_weight",
     "set_model_state_dict",
     "set_optimizer_state_dict",
-    "stats",
     "swa",
     "world_size",
 ]

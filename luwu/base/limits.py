@@ -6,7 +6,7 @@ from typing import Final
 
 MIB: Final = 1024 * 1024
 
-PROTOCOL_VERSION: Final = 17
+PROTOCOL_VERSION: Final = 18
 """Raised by any change that an older peer would misread."""
 
 DATA_HEADER_BYTES_MAX: Final = 1024

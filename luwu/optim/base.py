@@ -44,10 +44,10 @@ class NetworkArguments(TypedDict, total=False):
     Examples:
         >>> session = luwu.init_local()
         >>> model = luwu.fully_shard(torch.nn.Linear(4, 2))
-        >>> network = luwu.optim.NetworkArguments(max_grad_norm=1.0, stats_every=100)
+        >>> network = luwu.optim.NetworkArguments(max_grad_norm=1.0, norm_type=1.0)
         >>> optimizer = luwu.optim.AdamW(model.parameters(), **network)
-        >>> optimizer.stats_every
-        100
+        >>> optimizer.max_grad_norm
+        1.0
     """
 
     update: str
@@ -69,8 +69,6 @@ class NetworkArguments(TypedDict, total=False):
     master_dtype: str
     """Dtype in which the node stores the weights: "float32" (the default) or "bfloat16", rounded
     stochastically. A group may have its own."""
-    stats_every: int | None
-    """Take the norms of every parameter in steps 0, `stats_every`, ...: see `luwu.stats`."""
 
 
 class NetworkOptimizer(torch.optim.Optimizer):
@@ -90,7 +88,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
         average: See there.
         state_dtype: See there.
         master_dtype: See there.
-        stats_every: See there.
         **not_taken: Arguments of torch that mean nothing here, such as `fused`; unless None or
             False each raises, with the reason.
 
@@ -124,7 +121,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
         max_grad_norm: float | None = None, norm_type: float = 2.0,
         loss_scale: float | str | DynamicLossScale | None = None,
         average: WeightAverage | None = None, state_dtype: str = "float32",
-        master_dtype: str = "float32", stats_every: int | None = None, **not_taken: object,
+        master_dtype: str = "float32", **not_taken: object,
     ) -> None:  # fmt: skip
         """`defaults` are torch's arguments; for the others see `NetworkArguments`."""
         for argument, value in not_taken.items():
@@ -138,7 +135,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
         self.max_grad_norm = None if max_grad_norm is None else checked_max_norm(max_grad_norm)
         norm_type = checked_norm_type(norm_type)
         scale_rule = checked_loss_scale(loss_scale)
-        _check_stats_every(stats_every)
         _check_average(average)
         self._average = average
         super().__init__(params, defaults)
@@ -158,7 +154,7 @@ class NetworkOptimizer(torch.optim.Optimizer):
             ],
             settings=StepSettings(
                 update=update, norm_type=norm_type, loss_scale=scale_rule,
-                stats_every=stats_every, keeps_average=average is not None,
+                keeps_average=average is not None,
             ),
             max_grad_norm=lambda: self.max_grad_norm,
             numbers=lambda: tuple(self._numbers(group) for group in self.param_groups),
@@ -275,16 +271,6 @@ class NetworkOptimizer(torch.optim.Optimizer):
         """
         return self._session.commit(self._part, skip=True)
 
-    @property
-    def stats_every(self) -> int | None:
-        """Interval of steps that are measured for `luwu.stats`; may be changed."""
-        return self._session.stats_every
-
-    @stats_every.setter
-    def stats_every(self, steps: int | None) -> None:
-        _check_stats_every(steps)
-        self._session.stats_every = steps
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients since the last step. After `step()` there are none.
 
@@ -396,11 +382,6 @@ def _stored(group: Mapping[str, Any], otherwise: StoredForm) -> StoredForm:
 def _check_average(average: object) -> None:
     if average is not None and not isinstance(average, WeightAverage):
         raise ConfigError(f"average must be luwu.ema(...), luwu.swa(...) or None, got {average!r}")
-
-
-def _check_stats_every(steps: int | None) -> None:
-    if steps is not None and (type(steps) is not int or steps < 1):
-        raise ConfigError(f"stats_every must be a whole number of steps, or None, got {steps!r}")
 
 
 def _session_of(groups: list[dict[str, Any]]) -> Session:

@@ -6,7 +6,6 @@ description.py  the job as all ranks must describe it
 hyper.py        hyper-parameters of one step
 norms.py        the norm of a gradient over several nodes, and the clips of a step
 altered.py      weights that are not those that the node published
-statistics.py   statistics of a chunk in a measured step
 reading.py      the description of a version that a reader receives
 stored.py       the fields of a page: dtypes and sizes, the average, torch's names
 link_counts.py  the one count of messages and bytes, by link and kind of message

@@ -32,8 +32,6 @@ class StepHyper:
     """The factor of every rank's loss; it is part of the weights of the pushes."""
     keeps: bool = False
     """Every rank sends something to keep beside the version that the step makes."""
-    measure: bool = False
-    """Take the norms of every parameter's gradient, weights and update."""
     frozen: str = ""
     """Names the parameters that the script has frozen for now: all ranks must have frozen the same
     ones. What is left alone follows from the pushes."""
@@ -49,8 +47,8 @@ class StepHyper:
 def encode_hyper(hyper: StepHyper) -> bytes:
     """Canonical bytes."""
     groups = [sorted(group.items()) for group in hyper.groups]
-    flags = (hyper.keeps, hyper.measure, hyper.frozen, hyper.clips)
-    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, *flags])
+    rest = (hyper.keeps, hyper.frozen, hyper.clips)
+    packed: bytes = msgpack.packb([groups, hyper.max_grad_norm, hyper.loss_scale, *rest])
     return packed
 
 
@@ -58,16 +56,17 @@ def encode_hyper(hyper: StepHyper) -> bytes:
 def decode_hyper(encoded: bytes) -> StepHyper:
     """The hyper-parameters a peer sent. Raises RemoteProtocolError if they are none."""
     try:
-        groups, max_grad_norm, loss_scale, keeps, measure, *rest = msgpack.unpackb(encoded)
-        frozen, clips = rest + ["", []][len(rest) :]  # records of older states have neither
-        if type(keeps) is not bool or type(measure) is not bool or type(frozen) is not str:
-            raise ValueError(f"{[keeps, measure, frozen]!r:.60} are not two flags and a name")
+        groups, max_grad_norm, loss_scale, keeps, *rest = msgpack.unpackb(encoded)
+        if rest and type(rest[0]) is bool:  # records of older states: a flag, and not all of this
+            rest = rest[1:] + ["", []][len(rest) - 1 :]
+        frozen, clips = rest
+        if type(keeps) is not bool or type(frozen) is not str:
+            raise ValueError(f"{[keeps, frozen]!r:.60} are not a flag and a name")
         return StepHyper(
             groups=tuple(_group(items) for items in groups),
             max_grad_norm=None if max_grad_norm is None else float(max_grad_norm),
             loss_scale=float(loss_scale),
             keeps=keeps,
-            measure=measure,
             frozen=frozen,
             clips=_clips(clips),
         )
@@ -102,7 +101,6 @@ def named_values(encoded: bytes) -> dict[str, str]:
         "max_grad_norm": f"{hyper.max_grad_norm!r}",
         "loss_scale": f"{hyper.loss_scale!r}",
         "whether something is attached": f"{hyper.keeps}",
-        "whether stats_every measures": f"{hyper.measure}",
         "the digest of frozen parameters": hyper.frozen or "none",
     }
 

@@ -32,8 +32,6 @@ class VersionFacts:
     extra: Mapping[str, str] = field(default_factory=dict)
     attached: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Rank -> bytes of each piece that it keeps beside this version."""
-    measured_step: int | None = None
-    """The step whose statistics can be read: the last measured one; see `statistics.py`."""
 
     def to_bytes(self) -> bytes:
         """Canonical JSON."""
@@ -47,7 +45,6 @@ class VersionFacts:
             "attempt": self.attempt,
             "extra": dict(self.extra),
             "attached": {str(rank): list(sizes) for rank, sizes in self.attached.items()},
-            "measured_step": self.measured_step,
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
@@ -66,7 +63,7 @@ def parse_facts(encoded: bytes) -> VersionFacts:
                 f"the node's protocol version is {found.get('protocol', 'not stated (older)')}, "
                 f"this side's is {PROTOCOL_VERSION}; install the same luwu on both sides"
             )
-        norm, measured = found["grad_norm"], found["measured_step"]
+        norm = found["grad_norm"]
         return VersionFacts(
             version=natural(found["version"]),
             description=found["description"].encode(),
@@ -78,7 +75,6 @@ def parse_facts(encoded: bytes) -> VersionFacts:
             attached={
                 int(rank): tuple(map(natural, sizes)) for rank, sizes in found["attached"].items()
             },
-            measured_step=None if measured is None else natural(measured),
         )
     except MALFORMED as exc:
         raise RemoteProtocolError(f"the facts of a version cannot be read: {exc}") from exc

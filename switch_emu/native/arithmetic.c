@@ -99,9 +99,6 @@ typedef struct {
     int32_t wire_dtype;
     float divisor, scale;
     int32_t in_place;
-    int64_t pieces_count;
-    const int64_t *pieces;  /* start and stop of each, or NULL */
-    double *piece_squares;  /* one a piece of the sum, then of the new weights, then of the change */
 } update_t;
 
 /* ------------------------------------------------------------------ types that travel */
@@ -387,61 +384,6 @@ static double add_lanes(double *lanes, int64_t elems) {
     return lanes[0];
 }
 
-/* ------------------------------------------------------------------ squares by pieces */
-
-/* Lanes of the piece that is worked on: a part of one block, in the lanes its elements have there.
-   A piece starts with a cell; of its last cell some elements may belong to nobody. */
-typedef struct {
-    int64_t index;
-    ALIGNED double sum[LANES], weights[LANES], change[LANES];
-} piece_t;
-
-/* Of the cell, 0 if none is the piece's. */
-INLINE int64_t piece_elems(const update_t *call, const piece_t *piece, int64_t at) {
-    if (piece->index == call->pieces_count || at < call->pieces[2 * piece->index]) return 0;
-    int64_t rest = call->pieces[2 * piece->index + 1] - at;
-    return rest < CELL ? rest : CELL;
-}
-
-/* A float32 squared fits float64, so a lane does not depend on how it is computed. */
-INLINE void square_part(double *lanes, const any_float *values, int64_t at, int64_t count) {
-    double *lane = lanes + at % LANES;
-    if (count == CELL) {
-        VECTOR for (int j = 0; j < CELL; j++) lane[j] += (double)values[j] * (double)values[j];
-    } else {
-        for (int64_t j = 0; j < count; j++) lane[j] += (double)values[j] * (double)values[j];
-    }
-}
-
-/* The sum of a cell, undivided: to be called before its update, and first. */
-static __attribute__((noinline)) void piece_sum(const update_t *call, piece_t *piece,
-                                                const any_float *sum, int64_t at) {
-    int64_t count = piece_elems(call, piece, at);
-    if (count == 0) return;
-    if (at == call->pieces[2 * piece->index]) {
-        memset(piece->sum, 0, sizeof piece->sum);
-        memset(piece->weights, 0, sizeof piece->weights);
-        memset(piece->change, 0, sizeof piece->change);
-    }
-    square_part(piece->sum, sum, at, count);
-}
-
-static __attribute__((noinline)) void piece_weights(const update_t *call, piece_t *piece,
-                                                    const float *old, const float *now,
-                                                    int64_t at) {
-    ALIGNED float change[CELL];
-    int64_t count = piece_elems(call, piece, at), index = piece->index;
-    if (count == 0) return;
-    VECTOR for (int j = 0; j < CELL; j++) change[j] = now[j] - old[j];
-    square_part(piece->weights, now, at, count);
-    square_part(piece->change, change, at, count);
-    if (at + CELL < call->pieces[2 * index + 1]) return;
-    call->piece_squares[index] = add_lanes(piece->sum, LANES);
-    call->piece_squares[call->pieces_count + index] = add_lanes(piece->weights, LANES);
-    call->piece_squares[2 * call->pieces_count + index] = add_lanes(piece->change, LANES);
-    piece->index++;
-}
-
 /* ------------------------------------------------------------------ 64 elements of an optimizer */
 
 /* x / divisor as the machine divides, without its divider: two corrections of x * (1 / divisor),
@@ -527,7 +469,6 @@ INLINE void average_cell(const run_t *run, const float *average, const float *we
 typedef struct {
     int divide, clip, past_cache, wire_past_cache, is_direct;
     float factor;
-    piece_t *piece; /* NULL: nothing is measured by pieces */
 } plan_t;
 
 INLINE void fetch(const void *from) { __builtin_prefetch(from, 0, 3); }
@@ -628,7 +569,7 @@ INLINE const any_float *measured_cell(const update_t *call, const plan_t *plan, 
 /* Elements start..stop of one run and one page: one optimizer, known flags. */
 INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *run, double *lanes,
                          int64_t start, int64_t stop, int kind, int flags, int by_inverse) {
-    ALIGNED float out0[CELL], out1[CELL], out2[CELL], out3[CELL], sum[CELL], old[CELL];
+    ALIGNED float out0[CELL], out1[CELL], out2[CELL], out3[CELL], sum[CELL];
     ALIGNED float in0[CELL], in1[CELL], in2[CELL];
     const field_t *weights = &call->weights, *state0 = &call->state0, *state1 = &call->state1;
     int past_cache = plan->past_cache;
@@ -648,10 +589,6 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
         const float *now = widened(weights, at, in0);
         const float *first = kind == SGD ? in1 : widened(state0, at, in1);
         const float *second = kind != ADAM ? in2 : widened(state1, at, in2);
-        if (plan->piece) {
-            piece_sum(call, plan->piece, grad, at);
-            memcpy(old, now, sizeof old);
-        }
         if (plan->divide == 1) {
             VECTOR for (int j = 0; j < CELL; j++) sum[j] = grad[j] * plan->factor;
             grad = sum;
@@ -674,7 +611,6 @@ INLINE void update_cells(const update_t *call, const plan_t *plan, const run_t *
             average_cell(run, (const float *)call->average.from + at, w, average);
             if (past_cache) store(call->average.to + at * 4, out3, sizeof out3, 1);
         }
-        if (plan->piece) piece_weights(call, plan->piece, old, w, at);
         if (call->wire_dtype != NO_WIRE) cast_cell(call, w, at, plan->wire_past_cache);
     }
 }
@@ -716,13 +652,7 @@ static void copy_cells(const update_t *call, const plan_t *plan, double *lanes, 
     int arrays = state_arrays(call->optimizer);
     for (int64_t at = start; at < stop; at += CELL) {
         const float *now = widened(&call->weights, at, in0);
-        if (call->squares || plan->piece) {
-            const any_float *total = measured_cell(call, plan, lanes, sum, at);
-            if (plan->piece) {
-                piece_sum(call, plan->piece, total, at);
-                piece_weights(call, plan->piece, now, now, at);
-            }
-        }
+        if (call->squares) measured_cell(call, plan, lanes, sum, at);
         if (!call->in_place) {
             copy_field(&call->weights, at);
             if (arrays > 0) copy_field(&call->state0, at);
@@ -770,7 +700,6 @@ static const run_t *update_page(const update_t *call, const plan_t *plan, double
 
 void luwu_update(const update_t *call) {
     ALIGNED double lanes[LANES];
-    piece_t piece;
     plan_t plan = {.clip = call->scale < 1.0f};
     if (call->divisor != 1.0f) {
         /* Dividing by a power of two is multiplying by its inverse, bit for bit. */
@@ -784,8 +713,6 @@ void luwu_update(const update_t *call) {
                       goes_past_cache(&call->state0) && goes_past_cache(&call->state1) &&
                       goes_past_cache(&call->average);
     plan.wire_past_cache = call->wire_dtype != NO_WIRE && is_aligned(call->wire);
-    piece.index = 0;
-    plan.piece = call->pieces ? &piece : 0;
     update_t page = *call;
     const run_t *run = call->runs;
     for (int64_t start = 0; start < call->elems; start += call->page_elems) {

@@ -13,7 +13,6 @@ page_updates.py how pages are updated, and once more from the log of sums
 extent_pages.py the pages of an extent, in groups that are worked on at once
 sheets.py       a matrix over several pages, in one piece while it is updated
 scratch.py      working memory of a pipeline thread
-statistics.py   norms per parameter, made during updates; norms other than the 2-norm
 pages.py        the store's configuration and views of a record
 readers.py      versions held for readers, and reads of their fields
 """

@@ -25,7 +25,7 @@ from luwu.wire.norms import clip_factor
 from luwu.wire.stored import UPDATES, kept_fields
 from switch_emu.node.extent_pages import PageGroup, Pages, UpdateCounts, extent_pages, update_runs
 from switch_emu.node.kernels import UpdateCall, UpdateKernel
-from switch_emu.node.kernels.interface import Contributions, Made, Pieces
+from switch_emu.node.kernels.interface import Contributions, Made
 from switch_emu.node.kernels.make import make_kernel, make_whole_kernel
 from switch_emu.node.scratch import record_views
 from switch_emu.store import DecidedStep, StoreConfig
@@ -108,10 +108,9 @@ class PageUpdates:
     def apply(
         self, pages: Pages, cause: Cause, contributions: Contributions, found: RecordRows,
         target: RecordRows, *, wire: tuple[memoryview, str] | None = None, measure: bool = False,
-        pieces: Pieces | None = None,
     ) -> tuple[float, ...]:  # fmt: skip
-        """Update the records `found` to `target`, which may be the same; `wire`, `measure`,
-        `pieces` and the result are those of `UpdateKernel.update`."""
+        """Update the records `found` to `target`, which may be the same; `wire`, `measure` and the
+        result are those of `UpdateKernel.update`."""
         kernel, counts = pages.kernel, pages.counts
         assert counts is not None, "frozen pages are not updated"
         absent = pages.group.absent(cause.absent)
@@ -134,7 +133,6 @@ class PageUpdates:
                     scale=self.scale(cause.hyper, cause.norms),
                     wire=wire,
                     measure=measure,
-                    pieces=pieces,
                     shape=pages.shape,
                 )
             )

@@ -26,9 +26,11 @@ from typing import Any, Final
 import numpy as np
 
 from luwu.aggregate import Aggregator
+from luwu.aggregate.interface import F32Array
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.events import Recorder
 from luwu.base.failpoints import failpoint
+from luwu.base.limits import NORM_BLOCK_ELEMS
 from luwu.base.tree import partial_sums, ranks_of
 from luwu.layout import SUM_BYTES, Share
 from luwu.wire.description import Description
@@ -57,7 +59,6 @@ from switch_emu.node.plan import NodePlan
 from switch_emu.node.readers import Finished, PinnedVersions
 from switch_emu.node.scratch import Adder, Scratch, record_views
 from switch_emu.node.sheets import Matrix
-from switch_emu.node.statistics import Statistics, block_norms
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.process.places import Outgoing, WeightsPlaces
 from switch_emu.store import (
@@ -114,11 +115,9 @@ class Pipeline:
         )
         self._streaming = description.update == "streaming"
         self._recorder, self._wake = recorder, wake
-        self.statistics = Statistics(self._layout)
-        """Statistics of the last measured step."""
         self.versions = PinnedVersions(
             core, self._store, self._share, files=self._attachments, cast=self._kernel.cast,
-            statistics=self.statistics, buffers=self._sent,
+            buffers=self._sent,
         )  # fmt: skip
         """Versions that are pinned for readers."""
         elems_max = max(chunk.elems for chunk in self._layout.chunks)
@@ -263,11 +262,17 @@ class Pipeline:
         """Update all extents of a sheet; see `sheets.py`."""
         extents = [(each, self._updates_of.of(each.extent)) for each in (*action.others, action)]
         with self._updates_of.whole_turn:
-            matrix = Matrix(self._layout, [each for _, pages in extents for each in pages])
+            groups = [each for _, pages in extents for each in pages]
+            matrix = Matrix(self._layout, groups)
             squares = [self._gather(each, pages, matrix, scratch) for each, pages in extents]
             is_finite = all(math.isfinite(each) for found in squares for each in found)
             if is_finite:
-                self._update_matrix(action, matrix)
+                start_ns, hyper = SYSTEM_CLOCK.now_ns(), decode_hyper(action.hyper)
+                matrix.update(action, hyper, self._updates_of.scale(hyper, action.norms))
+                self._span(
+                    "update", start_ns, step=action.step, extent=action.extent,
+                    chunk=groups[0].group.chunks[0], bytes=matrix.elems * SUM_BYTES,
+                )  # fmt: skip
             for (each, pages), found in zip(extents, squares, strict=True):
                 wire = self._wire_of(each)
                 are_there = is_finite and self._scatter(each, pages, matrix, wire, scratch)
@@ -294,21 +299,6 @@ class Pipeline:
             "read", start_ns, step=action.step, extent=action.extent, chunk=chunk, bytes=read_bytes
         )
         return squares
-
-    def _update_matrix(self, action: Update, matrix: Matrix) -> None:
-        start_ns, hyper = SYSTEM_CLOCK.now_ns(), decode_hyper(action.hyper)
-        is_measured = hyper.measure and not action.is_preview
-        group = matrix.group
-        pieces = self.statistics.pieces(group) if is_measured else None
-        scale = self._updates_of.scale(hyper, action.norms)
-        matrix.update(action, hyper, scale, pieces)
-        if pieces is not None:
-            self.statistics.add(action, group, pieces)
-        nbytes = matrix.elems * SUM_BYTES
-        self._span(
-            "update", start_ns, step=action.step, extent=action.extent, chunk=group.chunks[0],
-            bytes=nbytes,
-        )  # fmt: skip
 
     def _scatter(
         self, action: Update, pages: Sequence[Pages], matrix: Matrix, wire: Outgoing,
@@ -361,8 +351,6 @@ class Pipeline:
             version=action.step + 1, hyper=decode_hyper(action.hyper), norms=action.norms,
             divisor=action.divisor, absent=action.absent,
         )  # fmt: skip
-        is_measured = cause.hyper.measure and not action.is_preview
-        pieces = self.statistics.pieces(group) if is_measured else None
         pages_wanted = () if action.is_preview else self._wanting_sums(group)
         with self._adder.terms(
             action.contributions, group.elems, group.start, as_one=bool(pages_wanted)
@@ -371,10 +359,8 @@ class Pipeline:
                 self._log_sums(action, pages, cause, pages_wanted, terms)
             squares = self._updates_of.apply(
                 pages, cause, terms, found, target, wire=group.part_of(wire.target),
-                measure=self._streaming, pieces=pieces,
+                measure=self._streaming,
             )  # fmt: skip
-        if pieces is not None:
-            self.statistics.add(action, group, pieces)
         self._span(
             "update", read_ns, step=action.step, extent=action.extent, chunk=chunk,
             bytes=group.elems * SUM_BYTES,
@@ -640,7 +626,6 @@ class Pipeline:
         start_ns = SYSTEM_CLOCK.now_ns()
         self._store.decide(action.version, action.attempt)
         self._attachments.note_decided(action.version, self._store.decided)
-        self.statistics.decided(action.version - 1, action.attempt)
         if self._places is not None:
             self._places.note_decided(action.version, action.attempt)
         self._span("decide", start_ns, step=action.version - 1)
@@ -654,3 +639,20 @@ class Pipeline:
             return b""
         pages = map(self._share.pages_of, self._share.stripes)
         return b"".join(self._store.digest(each, version) for each in pages)
+
+
+_REDUCE: Final[dict[float, Callable[..., Any]]] = {
+    1.0: np.add.reduceat, math.inf: np.maximum.reduceat
+}  # fmt: skip
+
+
+def block_norms(total: F32Array, norm_type: float) -> tuple[float, ...]:
+    """The sum of magnitudes (`norm_type` 1) or the largest one (infinity) of each block of a sum.
+
+    Shapes: float32 [C] -> one float64 for every 4,096 elements; NaN where a block has one.
+    The kernels compute the squares of the 2-norm as they add. Clipping by another norm is rare, so
+    it takes another pass over the sum, here.
+    """
+    starts = np.arange(0, total.size, NORM_BLOCK_ELEMS)
+    found = _REDUCE[norm_type](np.abs(total), starts, dtype=np.float64)
+    return tuple(found.tolist())

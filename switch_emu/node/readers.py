@@ -18,12 +18,10 @@ from luwu.base.errors import ConfigError, LuwuError, StateError
 from luwu.base.quantities import decimal
 from luwu.layout import COUNT_BYTES, SUM_BYTES, Share
 from luwu.wire.reading import ATTACHED, VersionFacts
-from luwu.wire.statistics import STATS
 from luwu.wire.stored import AVERAGE, UPDATES, WEIGHT
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core.actions import ReadField
 from switch_emu.node.pages import read_content
-from switch_emu.node.statistics import Measured, Statistics
 from switch_emu.process.payload import Buffers, Payload
 from switch_emu.store import PageStore, Pin
 from switch_emu.store.attachments import AttachmentFiles, VersionAttachments
@@ -40,8 +38,6 @@ class Pinned(NamedTuple):
 
     pin: Pin
     attached: VersionAttachments
-    measured: Measured | None
-    """Statistics, if a step was measured."""
 
 
 class PinnedVersions:
@@ -49,24 +45,23 @@ class PinnedVersions:
 
     def __init__(
         self, core: NodeCore, store: PageStore, share: Share, *, files: AttachmentFiles,
-        cast: Cast, statistics: Statistics, buffers: Buffers,
+        cast: Cast, buffers: Buffers,
     ) -> None:  # fmt: skip
         self._core, self._store, self._share = core, store, share
-        self._files, self._cast = files, cast
-        self._statistics, self._buffers = statistics, buffers
+        self._files, self._cast, self._buffers = files, cast, buffers
         self._pinned: dict[int, Pinned] = {}
         """Pinned versions by reader."""
 
     def pin(self, reader: int) -> Sequence[Any]:
         """Pin the decided version for a reader."""
-        pin, measured = self._store.pin(), self._statistics.latest
+        pin = self._store.pin()
         step = pin.step
         try:
             attached = self._files.open(step)
         except LuwuError as exc:
             pin.close()
             return self._core.pin_failed(reader, str(exc))
-        self._pinned[reader] = Pinned(pin, attached, measured)
+        self._pinned[reader] = Pinned(pin, attached)
         facts = VersionFacts(
             version=step.version,
             description=self._store.config.description,
@@ -76,7 +71,6 @@ class PinnedVersions:
             attempt=step.attempt,
             extra=step.portable_extra,
             attached=attached.sizes,
-            measured_step=None if measured is None else measured.step,
         )
         return self._core.pinned(reader, step.version, facts.to_bytes())
 
@@ -101,22 +95,20 @@ class PinnedVersions:
             if read.field.startswith(ATTACHED):
                 payload = self._attached(read, pinned.attached)
             else:
-                payload = self._content(read, pinned)
+                payload = self._content(read, pinned.pin)
         except LuwuError as exc:  # also a damaged page: training detects it by itself
             text = str(exc)
             return lambda: self._core.field_read(read, None, text)
         return lambda: self._core.field_read(read, payload)
 
-    def _content(self, read: ReadField, pinned: Pinned) -> Payload:
+    def _content(self, read: ReadField, pin: Pin) -> Payload:
         layout = self._share.layout
         if not self._share.owns(read.chunk):
             raise ConfigError(
                 f"no chunk {read.chunk} is here: the job's layout has {len(layout.chunks)}, of "
                 f"which this node holds {self._share.pages_count}"
             )
-        if read.field == STATS:
-            return self._stats(read.chunk, pinned)
-        pin, page = pinned.pin, self._share.page(read.chunk)
+        page = self._share.page(read.chunk)
         kind = self._store.config.kind(page)
         nbytes = SUM_BYTES * kind.fields[kind.index(read.field)].elems
         stored = partial(pin.read_field, page)
@@ -148,10 +140,3 @@ class PinnedVersions:
         memory, payload = self._buffers.take(len(data))
         memory[:] = data
         return payload
-
-    def _stats(self, chunk: int, pinned: Pinned) -> Payload:
-        if pinned.measured is None:
-            raise ConfigError(
-                "no step was measured since the node was started; give the optimizer stats_every="
-            )
-        return Payload(memoryview(self._statistics.of_chunk(pinned.measured, chunk)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -19,8 +18,8 @@ from luwu.layout import Layout, Segment
 from luwu.wire.hyper import StepHyper
 from luwu.wire.stored import BLOCK_ELEMS
 from switch_emu.node.core.actions import Update
-from switch_emu.node.extent_pages import PageGroup, Pages, update_runs
-from switch_emu.node.kernels import Arrays, Pieces, UpdateCall
+from switch_emu.node.extent_pages import Pages, update_runs
+from switch_emu.node.kernels import Arrays, UpdateCall
 from switch_emu.node.kernels.narrow import widen
 
 
@@ -70,9 +69,7 @@ class Matrix:
         widen(weights, None, room)
         return room
 
-    def update(
-        self, action: Update, hyper: StepHyper, scale: float, pieces: Pieces | None
-    ) -> None:  # fmt: skip
+    def update(self, action: Update, hyper: StepHyper, scale: float) -> None:
         """Update all pages, which were all taken, by `total`; see `UpdateCall`."""
         first, arrays = self._pages[0], self._arrays
         assert arrays is not None
@@ -95,24 +92,9 @@ class Matrix:
                 scale=scale,
                 wire=None,
                 measure=False,
-                pieces=pieces,
                 shape=first.shape,
             )
         )
-
-    @property
-    def group(self) -> PageGroup:
-        """All pages, for what is measured of them."""
-        first = self._pages[0].group
-        segments = tuple(
-            tuple(
-                replace(segment, chunk_start=self._parts[each.group.number].start)
-                for segment in each.segments
-            )
-            for each in self._pages
-        )
-        chunks = tuple(chunk for each in self._pages for chunk in each.group.chunks)
-        return replace(first, chunks=chunks, segments=segments)
 
     def _part(self, pages: Pages) -> Arrays:
         assert self._arrays is not None

@@ -23,7 +23,7 @@ from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import AVERAGE, average_rate, keeps_average, without_average
 from switch_emu.native import build as building
-from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels import Arrays, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.make import make_kernel, portable_kernel
 
 ADAM = ("adam", ("m", "v"))
@@ -166,11 +166,10 @@ def same_bits(found: np.ndarray, expected: np.ndarray, note: str = "") -> None:
     assert not wrong.any(), f"{note}: {int(wrong.sum())} differ, first at {int(wrong.argmax())}"
 
 
-def squares_of(values: np.ndarray, start: int, stop: int) -> float:
-    """Of a part of a block, as `interface.py` defines it in words: one addition at a time."""
+def squares_of(values: np.ndarray) -> float:
+    """Of a block, as `interface.py` defines it in words: one addition at a time."""
     block = np.zeros(4096)
-    at = start % 4096
-    block[at : at + stop - start] = values[start:stop]
+    block[: values.size] = values
     lanes = np.zeros(256)
     for row in range(16):
         lanes = lanes + block[row * 256 : row * 256 + 256] ** 2
@@ -254,7 +253,6 @@ class Job:
 
     def by_kernel(
         self, kernel: UpdateKernel, in_place: bool, measure: bool = True, wire_shift: int = 0,
-        pieces: Pieces | None = None,
     ) -> tuple[tuple[np.ndarray, ...], tuple[float, ...], np.ndarray]:  # fmt: skip
         """Weights and state; squares; the wire."""
         arrays = []
@@ -270,7 +268,7 @@ class Job:
         squares = kernel.update(UpdateCall(
             contributions=self.contributions, old=Arrays(arrays[0], tuple(arrays[1:])),
             new=Arrays(outs[0], tuple(outs[1:])), runs=self.runs, divisor=self.divisor,
-            scale=self.scale, wire=(wire.data, self.wire_dtype), measure=measure, pieces=pieces,
+            scale=self.scale, wire=(wire.data, self.wire_dtype), measure=measure,
         ))  # fmt: skip
         if not in_place:
             for array, before in zip(arrays, (self.weights, *self.state), strict=True):

@@ -211,7 +211,7 @@ def partly_frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("has_switch", "named"),
     [
-        (True, {"max_grad_norm": 0.01, "stats_every": 1}),
+        (True, {"max_grad_norm": 0.01}),
         (False, {"average": luwu.ema(0.9)}),
         (False, {"state_dtype": "int8"}),
         (False, {"state_dtype": "bfloat16", "master_dtype": "bfloat16"}),

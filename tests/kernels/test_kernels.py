@@ -11,7 +11,7 @@ import torch
 
 from luwu.base.errors import ConfigError
 from luwu.layout import padded
-from switch_emu.node.kernels import Arrays, Pieces, Run, UpdateCall, kernel_name
+from switch_emu.node.kernels import Arrays, Run, UpdateCall, kernel_name
 from switch_emu.node.kernels.portable import BLOCK_ELEMS
 from tests.helpers import kernel_jobs
 from tests.helpers.kernel_jobs import (
@@ -43,8 +43,7 @@ cache, version = kernel_jobs.cache, kernel_jobs.version  # fixtures of this modu
 
 def squares_in_order(total: np.ndarray) -> list[float]:
     """Of all blocks."""
-    starts = range(0, total.size, 4096)
-    return [squares_of(total, start, min(start + 4096, total.size)) for start in starts]
+    return [squares_of(total[start : start + 4096]) for start in range(0, total.size, 4096)]
 
 
 @pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
@@ -149,16 +148,13 @@ def test_pages_that_lie_apart_are_updated_as_one_long_page(
     cache: Path,
 ) -> None:  # fmt: skip
     """Goal: P pages in one call give the bits of one page of P * C elements: weights, state, wire,
-    squares, pieces; runs cross their borders, and what lies between pages is untouched. Weights lie
-    apart from the state; all of it is updated in place, or none, or the state alone."""
+    squares; runs cross their borders, and what lies between pages is untouched. Weights lie apart
+    from the state; all of it is updated in place, or none, or the state alone."""
     rng = np.random.default_rng(seed)
     kernel, (count, elems) = kernel_of(version, optimizer, cache), (3, 8192)
     job = Job.draw(rng, optimizer, count * elems)
-    borders = [(0, 64), (8192 - 64, 8192), (8192, 8200), (12288, 16384), (20480, 20544)]
     for in_place in ("all", "none", "state"):
-        long_pieces, pieces = Pieces.of(borders), Pieces.of(borders)
-        is_in_place = in_place == "all"
-        expected, long_squares, wire = job.by_kernel(kernel, is_in_place, pieces=long_pieces)
+        expected, long_squares, wire = job.by_kernel(kernel, in_place == "all")
         state = [_apart(each, count, gaps[0]) for each in job.state]
         read = [_apart(job.weights, count, 0), *state]
         empty = np.full(count * elems, 77, np.float32)
@@ -170,7 +166,6 @@ def test_pages_that_lie_apart_are_updated_as_one_long_page(
             contributions=job.contributions, old=Arrays(read[0], tuple(read[1:])),
             new=Arrays(written[0], tuple(written[1:])), runs=job.runs,
             divisor=job.divisor, scale=job.scale, wire=(octets.data, job.wire_dtype), measure=True,
-            pieces=pieces,
         ))  # fmt: skip
         where = f"{seed=} {in_place=}"
         for found, one in zip(written, expected, strict=True):
@@ -179,7 +174,6 @@ def test_pages_that_lie_apart_are_updated_as_one_long_page(
             assert (found.base[:, elems:] == 55).all(), where
         np.testing.assert_array_equal(octets, wire, where)
         np.testing.assert_array_equal(squares, long_squares, where)
-        np.testing.assert_array_equal(pieces.squares, long_pieces.squares, where)
 
 
 def _apart(values: np.ndarray, count: int, gap: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from luwu.base.errors import RemoteProtocolError
 from luwu.base.limits import CLIPS_MAX
 from luwu.layout import Layout, Parameter, Unit
 from luwu.wire.description import Description, parse_description
-from switch_emu.node.statistics import block_norms
+from switch_emu.node.pipeline import block_norms
 from tests.helpers.fake_nic import FakeNetwork, FakeNic
 from tests.helpers.real_training import Trained, in_cluster, seeded, sharded
 from tests.helpers.small_models import Stack, batch, square_loss

@@ -25,7 +25,7 @@ from luwu.wire.norms import clip_factor
 from switch_emu.node.core import NodeCore
 from switch_emu.node.core import actions as node_actions
 from switch_emu.node.extent_pages import PageGroup, extent_pages
-from switch_emu.node.statistics import block_norms
+from switch_emu.node.pipeline import block_norms
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
 from tests.simulate.device import ProcessEnded

@@ -8,15 +8,15 @@ from luwu.base.limits import READERS_OF_CONNECTION_MAX
 from luwu.protocol.actions import PARENT, Drop, Send
 from luwu.wire import messages as wire
 from luwu.wire.messages import Role
-from luwu.wire.reading import VersionFacts, parse_facts
+from luwu.wire.reading import VersionFacts
 from switch_emu.switch.core.readers import KEEP_NS, ROUTES_MAX, ReaderRoutes
 from tests.helpers.switch_parts import Handed, line, message
 from tests.switch.test_lead import Bench
 
 
-def facts(version: int = 3, measured_step: int | None = 2) -> bytes:
+def facts(version: int = 3) -> bytes:
     """What a node knows of a version."""
-    return VersionFacts(version=version, description=b"job", measured_step=measured_step).to_bytes()
+    return VersionFacts(version=version, description=b"job").to_bytes()
 
 
 class Readers(Bench):
@@ -37,9 +37,9 @@ class Readers(Bench):
             wire.Read, index=index, field=field, dtype="float32", **{"step": 3, **fields}
         )
 
-    def holds(self, node: int, version: int = 3, **known: Any) -> list[str]:
+    def holds(self, node: int, version: int = 3) -> list[str]:
         """What is sent when a node holds a version."""
-        return self.says(node, wire.Opened, facts(version, **known), step=version, reader=5)
+        return self.says(node, wire.Opened, facts(version), step=version, reader=5)
 
     def open(self) -> None:
         self.asks(wire.Open)
@@ -123,19 +123,6 @@ def test_a_switch_that_was_started_again_finds_what_a_reader_holds() -> None:
     assert bench.holds(0)[-1].startswith(
         "r: Gone reader=5 text=an optimizer node was started again"
     )
-
-
-def test_statistics_are_those_of_one_step() -> None:
-    """Goal: a node that was started again since has measured nothing: no statistics are read."""
-    for others, expected in ((2, 2), (None, None)):
-        bench = Readers()
-        bench.asks(wire.Open)
-        bench.holds(0)
-        bench.says(1, wire.Opened, facts(measured_step=others), step=3, reader=5)
-        bench.routes.up("r", message(wire.Open, role=Role.READER, reader=5))
-        bench.lead.routed(bench.outbox.take())
-        (sent,) = bench.outbox.take()
-        assert parse_facts(sent.payload).measured_step == expected
 
 
 def test_the_reader_that_was_silent_for_longest_is_forgotten() -> None:

@@ -88,7 +88,6 @@ def lr(value: float, **more: Any) -> Statement:
         (lr(0.1), lr(0.1, loss_scale=8.0), ("loss_scale", "1.0", "8.0")),
         (lr(0.1), lr(0.1, frozen="a"), ("the digest of frozen parameters", "none", "a")),
         (lr(0.1), lr(0.1, keeps=True), ("whether something is attached", "False", "True")),
-        (lr(0.1), lr(0.1, measure=True), ("whether stats_every measures", "False", "True")),
         (lr(0.1, clips=(Clip(2.0, 1.0),)), lr(0.1, clips=(Clip(1.0, 1.0),)),
          ("call 1 of clip_grad_norm_", "max_norm=1.0, norm_type=2", "max_norm=1.0, norm_type=1")),
     ],

@@ -50,15 +50,17 @@ def test_equal_hyper_parameters_are_equal_bytes() -> None:
     assert len(set(everything)) == len(everything)
 
 
-@pytest.mark.parametrize("later", [[], ["a b"]])
-def test_records_of_older_states_are_read(later: list[str]) -> None:
-    """Goal: those that were written before frozen parameters were named, or clips were a list."""
+@pytest.mark.parametrize("later", [(), ("a b",), ("a b", [[2.0, 1.0]])])
+def test_records_of_older_states_are_read(later: tuple[Any, ...]) -> None:
+    """Goal: those that have a flag more, and perhaps no name of frozen parameters, and no clips."""
     encoded = msgpack.packb([[[["lr", 0.1]]], 2.0, 1.0, False, True, *later])
+    frozen, clips = later + ("", [])[len(later) :]
     expected = StepHyper(
-        groups=({"lr": 0.1},), max_grad_norm=2.0, measure=True, frozen="".join(later)
-    )
+        groups=({"lr": 0.1},), max_grad_norm=2.0, frozen=frozen,
+        clips=tuple(Clip(*each) for each in clips),
+    )  # fmt: skip
     assert decode_hyper(encoded) == expected
-    assert expected.all_clips(1.0) == (Clip(1.0, 2.0),)
+    assert expected.all_clips(1.0)[-1] == Clip(1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_records_of_older_states_are_read(later: list[str]) -> None:
 )  # fmt: skip
 def test_clips_that_are_none_are_refused(clips: Any) -> None:
     """I5, I7. Goal: three norms, limits above 0, and no more than there may be."""
-    encoded = msgpack.packb([[], None, 1.0, False, False, "", clips])
+    encoded = msgpack.packb([[], None, 1.0, False, "", clips])
     with pytest.raises(RemoteProtocolError, match="hyper-parameters cannot be read"):
         decode_hyper(encoded)
 

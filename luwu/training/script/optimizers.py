@@ -34,7 +34,6 @@ class StepSettings:
     update: str = "at_step"
     norm_type: float = 2.0
     loss_scale: DynamicLossScale = UNSCALED
-    stats_every: int | None = None
     keeps_average: bool = False
 
 

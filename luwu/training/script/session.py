@@ -82,8 +82,6 @@ class Session:
         self.optimizers = Optimizers()
         self._pending: StepResult | None = None
         """Result of the step that one optimizer has stepped and that is not committed yet."""
-        self.stats_every: int | None = None
-        """Steps with a number that it divides are measured; None: no step."""
         self.is_finished = False
 
     # ---------------------------------------------------------------------- before training
@@ -124,7 +122,6 @@ class Session:
         self.loss_scale.rule = self.optimizers.settings.loss_scale
         if self.loss_scale.is_dynamic:
             self.attachments.attach("luwu.loss_scale", self.loss_scale, late=True)
-        self.stats_every = self.optimizers.settings.stats_every
 
     def _join(self) -> None:
         """Lay out the model, become a member of the job."""
@@ -158,13 +155,11 @@ class Session:
 
     def _hyper(self) -> bytes:
         """The hyper-parameters of the step, as they are now."""
-        every = self.stats_every
         hyper = StepHyper(
             groups=self.optimizers.numbers(),
             clips=self.clipping.clips,
             max_grad_norm=self.optimizers.max_grad_norm,
             loss_scale=self.loss_scale.value,
-            measure=every is not None and self.progress.step % every == 0,
             keeps=bool(self.attachments),
             frozen=self.backward.frozen,
         )

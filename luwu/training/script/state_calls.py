@@ -1,78 +1,19 @@
-"""What a script puts into the state and reads from it: first weights, attachments, statistics."""
+"""What a script puts into the state: first weights, attachments."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from luwu.base.errors import ConfigError, RemoteProtocolError
-from luwu.nic.reader import FieldRead, StateReader
+from luwu.base.errors import ConfigError
 from luwu.training.script import run
 from luwu.training.script.module import LuwuModule
 from luwu.training.script.session import Session
 from luwu.training.state.first_weights import Pretrained, Rename
-from luwu.wire.statistics import STATS, SegmentSquares, decode_stats, norm, stats_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterStats:
-    """2-norms of one parameter in a step, of float32 masters and gradients."""
-
-    grad_norm: float
-    """Norm of the mean gradient over all ranks, before clipping."""
-    weight_norm: float
-    """Norm of the weights after the step."""
-    update_norm: float
-    """Norm of the difference of weights after and before the step."""
-
-
-class StepStats(dict[str, ParameterStats]):
-    """By name, the trained parameters that any rank had a gradient for; a tied one has one name.
-
-    They are taken on the optimizer node, in its pass over the pages, where gradient, old and new
-    weights are anyway; steps that are not measured cost nothing. That a step is measured is stated
-    with its hyper-parameters, so all ranks must state the same. What comes out depends on the
-    gradients and weights alone: not on chunks, the version of the kernel, or where the state lies.
-    """
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.step = step
-        """The step that was measured."""
-
-
-def read_stats(reader: StateReader) -> StepStats | None:
-    """Read the statistics of the last measured step, in any process; None if there was none."""
-    if reader.facts.measured_step is None:
-        return None
-    layout = reader.description.layout
-    segments = {c.index: list(layout.segments(c.index)) for c in layout.chunks if c.trainable}
-    memory = {index: bytearray(stats_bytes(len(found))) for index, found in segments.items()}
-    reader.read(FieldRead(index, STATS, memoryview(into)) for index, into in memory.items())
-    parts: dict[int, list[SegmentSquares]] = {}
-    divisors: dict[int, float] = {}
-    for index, encoded in memory.items():
-        divisor, squares = decode_stats(bytes(encoded), len(segments[index]))
-        for segment, of_segment in zip(segments[index], squares, strict=True):
-            if divisors.setdefault(segment.parameter, divisor) != divisor:
-                name = layout.parameters[segment.parameter].name
-                raise RemoteProtocolError(f"parts of {name} were divided by different weights")
-            parts.setdefault(segment.parameter, []).append(of_segment)
-    found = StepStats(reader.facts.measured_step)
-    for parameter in sorted(parts):
-        divisor, of_this = divisors[parameter], parts[parameter]
-        if divisor:
-            found[layout.parameters[parameter].name] = ParameterStats(
-                grad_norm=norm(each.grad for each in of_this) / divisor,
-                weight_norm=norm(each.weight for each in of_this),
-                update_norm=norm(each.update for each in of_this),
-            )
-    return found
 
 
 def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None = None) -> None:
@@ -107,45 +48,6 @@ def attach(name: str, thing: Any, *, per_rank: bool = False, late: bool | None =
         >>> luwu.attach("random", luwu.random_state(), per_rank=True)
     """
     run.session().attachments.attach(name, thing, per_rank=per_rank, late=late)
-
-
-def stats() -> StepStats | None:
-    """Return norms of every parameter in the last measured step.
-
-    Steps 0, n, 2n, ... are measured where the optimizer has `stats_every=n`. The call waits until
-    the last `step()` is decided. Any rank may call it alone; up to 16 ranks at the same time.
-
-    Returns:
-        A dict from parameter name to its `grad_norm` (of the mean gradient, before clipping),
-        `weight_norm` and `update_norm` (2-norms, as floats), with the number of the measured step
-        as its attribute `step`. None if no measured step was decided since the node was started.
-
-    Raises:
-        ConfigError: If the optimizer measures no steps.
-        StepAborted: If the last step was lost.
-
-    Examples:
-        >>> session = luwu.init_local()
-        >>> model = luwu.fully_shard(torch.nn.Linear(4, 2, bias=False))
-        >>> optimizer = luwu.optim.SGD(model.parameters(), lr=0.1, stats_every=100)
-        >>> model(torch.ones(1, 4)).sum().backward()
-        >>> result = optimizer.step()
-        >>> stats = luwu.stats()
-        >>> print(stats.step, f"{stats['weight'].grad_norm:.3f} {stats['weight'].update_norm:.3f}")
-        0 2.828 0.283
-    """
-    session = run.session()
-    found = None
-    # Else the first weights would be sent, for nothing.
-    if session.progress.is_begun or session.is_resumed:
-        with session.open_reader() as reader:
-            found = read_stats(reader)
-    if found is None and session.stats_every is None:
-        raise ConfigError(
-            "luwu.stats() of a run that measures no step; make the optimizer with stats_every=100, "
-            "or set optimizer.stats_every, on every rank"
-        )
-    return found
 
 
 def init_weights(model: nn.Module, fn: Callable[[nn.Module], object]) -> None:

@@ -198,7 +198,7 @@ class Fold:
 
 
 BlockNorms = Mapping[float, tuple[float, ...]]
-"""Norm type -> a number for each block of a total (squares for 2; see `node/statistics.py`)."""
+"""Norm type -> a number for each block of a total (squares for 2; see `pipeline.block_norms`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

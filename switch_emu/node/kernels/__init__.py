@@ -9,7 +9,7 @@ make.py        chooses, after one comparison for each torch and processor, and s
 updates.py     the updates that there are, one record each
 """
 
-from switch_emu.node.kernels.interface import Arrays, Made, Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels.interface import Arrays, Made, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.updates import kernel_name
 
-__all__ = ["Arrays", "Made", "Pieces", "Run", "UpdateCall", "UpdateKernel", "kernel_name"]
+__all__ = ["Arrays", "Made", "Run", "UpdateCall", "UpdateKernel", "kernel_name"]

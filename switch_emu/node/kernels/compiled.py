@@ -70,8 +70,6 @@ class _Update(ctypes.Structure):
         (ctypes.c_int32, "wire_dtype"),
         (ctypes.c_float, "divisor scale"),
         (ctypes.c_int32, "in_place"),
-        (ctypes.c_int64, "pieces_count"),
-        (Pointer, "pieces piece_squares"),
     )
 
 
@@ -101,7 +99,7 @@ class CompiledKernel(UpdateKernel):
 
     def update(self, call: UpdateCall) -> tuple[float, ...]:
         in_place = check_update(self, call)
-        runs, pieces, wire, measure = call.runs, call.pieces, call.wire, call.measure
+        runs, wire, measure = call.runs, call.wire, call.measure
         weights = call.old.weights
         pointers, dtypes = sources(call.contributions)
         said = (_Run * len(runs))()
@@ -127,9 +125,6 @@ class CompiledKernel(UpdateKernel):
             None if wire is None else address_of(wire[0]),
             _NO_WIRE if wire is None else DTYPES[wire[1]].number, call.divisor, call.scale,
             in_place,
-            0 if pieces is None else len(pieces.borders),
-            None if pieces is None else pieces.borders.ctypes.data,
-            None if pieces is None else pieces.squares.ctypes.data,
         )  # fmt: skip
         self._update(ctypes.addressof(native))
         return tuple(squares.tolist())

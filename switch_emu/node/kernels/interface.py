@@ -16,10 +16,6 @@ j + 512 ... in this order; then the upper half of the lanes is added to the lowe
 lane is left. A float32 squared fits float64, so a result is not finite exactly if an element is
 not.
 
-By pieces, if they are asked for: the squares of the total, of the new weights, and of the float32
-difference of new and old weights. A piece lies within one block; its elements have the lanes they
-have there. So no sum depends on where a page begins, if pages begin with a block.
-
 Kernels keep nothing between calls and may be called by several threads at once. Which NaN comes
 out of a NaN is not promised.
 """
@@ -61,26 +57,6 @@ class Run:
     draw: Draw | None = None
     """How they are rounded; needed where something is stored in fewer bits than float32. The
     elements are then neighbours in one parameter, from a multiple of 64 on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Element ranges whose squares are reported separately; offsets from the first page.
-
-    Each lies within a block, behind the one before.
-    """
-
-    borders: np.ndarray
-    """int64 [P, 2]: start, a multiple of 64, and stop of each, in order."""
-    squares: np.ndarray
-    """float64 [3, P]: what an update writes; of the total, the weights, their change."""
-
-    @classmethod
-    def of(cls, borders: Sequence[tuple[int, int]]) -> Pieces:
-        """Room for what is measured of these."""
-        return cls(
-            np.array(borders, np.int64).reshape(-1, 2), np.zeros((3, len(borders)), np.float64)
-        )
 
 
 class Arrays(NamedTuple):
@@ -127,8 +103,6 @@ class UpdateCall:
     """Memory for the new weights, and their dtype there; None: they go nowhere."""
     measure: bool
     """Return the block squares of the sum."""
-    pieces: Pieces | None = None
-    """Parts of the pages that are measured apart."""
     shape: tuple[int, ...] | None = None
     """Shape of the page's only parameter, if the update sees it as a whole; else None."""
 
@@ -154,9 +128,7 @@ class UpdateKernel(Protocol):
     def update(self, call: UpdateCall) -> tuple[float, ...]:
         """Update the pages; see the module. Returns block squares of the sum if `measure`, else ().
 
-        Fills in the squares of `pieces`; those of a sum with an infinity mean nothing.
-        Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then. Borders of
-        pieces are not checked.
+        Raises: ValueError if shapes, dtypes or runs do not fit; nothing is written then.
         """
 
     def cast(self, weights: F32Array, dtype: str, into: memoryview) -> None:

@@ -37,7 +37,6 @@ from luwu.wire.stored import NEVER_NEGATIVE, average_rate, keeps_average
 from switch_emu.native.fold import CELL_ELEMS
 from switch_emu.node.kernels.interface import (
     Contributions,
-    Pieces,
     Run,
     Scaled,
     UpdateCall,
@@ -114,7 +113,6 @@ class PortableKernel(UpdateKernel):
         self, call: UpdateCall, page: _Page, block: slice, work: _Work, sources: Sequence[Any],
         lanes: np.ndarray, target: Any,
     ) -> None:  # fmt: skip
-        pieces = call.pieces
         here = slice(block.start - page.start, block.stop - page.start)
         tensors = tuple(
             _tensor(array[here] if array.dtype == np.float32 else page.widened(tensor, here))
@@ -123,20 +121,11 @@ class PortableKernel(UpdateKernel):
         total = work.sum_of(sources, block)
         if call.measure:
             work.square(total, lanes, block)
-        if pieces is not None:
-            work.square_pieces(pieces, 0, total, block)
-            weights, _ = page.read[0]
-            is_stored = weights.dtype == np.float32
-            before = work.copied(_tensor(weights[here]) if is_stored else tensors[0])
         if self.step is not None:
             total = work.mean(total, call.divisor, call.scale)
         if not page.in_place:
             page.copy(here)
         self._run(page, tensors, total, block, call)
-        if pieces is not None:
-            work.square_pieces(pieces, 1, tensors[0], block)
-            change = torch.sub(tensors[0], before, out=before)
-            work.square_pieces(pieces, 2, change, block)
         if target is not None:
             target[block].copy_(tensors[0])
 
@@ -311,28 +300,6 @@ class _Work:
             doubles[len(values) :].zero_()
             parts = doubles.numpy().reshape(count, -1, LANES)
             np.einsum("brl,brl->bl", parts, parts, out=lanes[rows])
-
-    def copied(self, values: Any) -> Any:
-        """A copy, in the room of widened elements: there is none when the sum is made."""
-        room = self._wide[: len(values)]
-        return room.copy_(values)
-
-    def square_pieces(self, pieces: Pieces, row: int, values: Any, block: slice) -> None:
-        """Write the squares of the pieces that start in a block: a row of blocks for each."""
-        starts = pieces.borders[:, 0]
-        first, last = np.searchsorted(starts, (block.start, block.stop)).tolist()
-        most = self._doubles.numel() // NORM_BLOCK_ELEMS
-        for low in range(first, last, most):
-            borders = pieces.borders[low : min(low + most, last)].tolist()
-            doubles = self._doubles[: len(borders) * NORM_BLOCK_ELEMS].zero_()
-            rows = doubles.view(len(borders), NORM_BLOCK_ELEMS)
-            for index, (start, stop) in enumerate(borders):
-                at = start % NORM_BLOCK_ELEMS
-                part = values[start - block.start : stop - block.start]
-                rows[index, at : at + stop - start].copy_(part)
-            parts = doubles.numpy().reshape(len(borders), -1, LANES)
-            lanes = np.einsum("brl,brl->bl", parts, parts)
-            pieces.squares[row, low : low + len(borders)] = _tree(lanes)
 
 
 def _tree(lanes: np.ndarray) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from luwu.aggregate.interface import F32Array
 from luwu.base.dtypes import DTYPES
 from luwu.wire.hyper import Number
 from luwu.wire.stored import BLOCK_ELEMS, NEVER_NEGATIVE, field_dtype
-from switch_emu.node.kernels.interface import Arrays, Pieces, Run, UpdateCall, UpdateKernel
+from switch_emu.node.kernels.interface import Arrays, Run, UpdateCall, UpdateKernel
 from switch_emu.node.kernels.narrow import Draw, Stored, draw_key, narrow, widen
 from switch_emu.node.kernels.updates import NO_OPTIMIZER, Hyper
 
@@ -59,7 +59,6 @@ def _difference(
         for number, (kernel, old) in enumerate(zip((found, expected), kept, strict=True)):
             new = old if in_place else _empty(old)
             octets = np.zeros(ELEMS * DTYPES[wire].nbytes, np.uint8)
-            pieces = Pieces.of(_PIECES)
             squares = kernel.update(
                 UpdateCall(
                     contributions=contributions,
@@ -74,7 +73,6 @@ def _difference(
                     scale=1.0 if in_place else 0.7,
                     wire=(octets.data, wire),
                     measure=True,
-                    pieces=pieces,
                 )
             )
             weights = np.empty(ELEMS, np.float32)
@@ -84,11 +82,11 @@ def _difference(
             folded = kernel.fold(contributions, weights, total)
             kept[number] = new
             scales = [scale for scale in new.scales if scale is not None]
-            measured = (np.array(squares), pieces.squares, total, np.array(folded))
-            results.append((*new.all, octets, cast, *measured, *scales))
+            sums = (np.array(squares), total, np.array(folded))
+            results.append((*new.all, octets, cast, *sums, *scales))
         names = (
-            "weights", *fields, "wire", "cast", "squares", "squares of pieces", "fold",
-            "folded squares", *(f"scales {index}" for index in range(len(results[0]))),
+            "weights", *fields, "wire", "cast", "squares", "fold", "folded squares",
+            *(f"scales {index}" for index in range(len(results[0]))),
         )  # fmt: skip
         for name, left, right in zip(names, *results, strict=False):
             count = int((left.view(np.uint8) != right.view(np.uint8)).sum())
@@ -122,7 +120,6 @@ def _run(start: int, stop: int, hyper: Mapping[str, Number], updates: int) -> Ru
     return Run(start=start, stop=stop, hyper=hyper, updates_count=updates, draw=draw)
 
 
-_PIECES = ((0, 64), (64, 101), (192, 2240), (2240, 4096), (4096, 4161))
 _CASES = (
     (("float32",), "bfloat16", 1.0, True),
     (("bfloat16", "bfloat16", "float16"), "float16", 3.0, False),

@@ -18,7 +18,7 @@ others as long as they have all pages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from luwu.base.errors import RemoteProtocolError
@@ -27,7 +27,7 @@ from luwu.protocol.actions import PARENT, Payload, Send
 from luwu.protocol.epoch import nodes_of
 from luwu.protocol.outbox import Outbox
 from luwu.wire import messages as wire
-from luwu.wire.reading import ATTACHED, VersionFacts, parse_facts
+from luwu.wire.reading import ATTACHED, parse_facts
 from switch_emu.switch.core.parents import Parents
 from switch_emu.switch.core.standings import Position, Standings
 
@@ -88,8 +88,8 @@ class _Reader:
     """That it holds, or is to hold."""
     is_known: bool = False
     """It held the version before this switch was started: it cannot hold another."""
-    holders: dict[int, VersionFacts] = field(default_factory=dict)
-    """The nodes that hold the version for it."""
+    holders: dict[int, bytes] = field(default_factory=dict)
+    """The nodes that hold the version for it, and their facts."""
     shut_at: set[int] = field(default_factory=set)
     """The nodes that are to forget another version, and will say Gone."""
     sent_ns: dict[int, int] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class JointReaders:
         if reader.opened is not None:
             return
         try:
-            held = reader.holders[node] = parse_facts(facts)
+            held, reader.holders[node] = parse_facts(facts), facts
             self._parents.learn_chunks(held)
         except RemoteProtocolError as exc:
             self._outbox.note("switch.misfit", level="WARNING", node=node, text=str(exc))
@@ -203,10 +203,7 @@ class JointReaders:
         if not all(node in reader.holders for node in members):
             return
         first = next(node for node in self._parents.owners(0) if node in reader.holders)
-        facts = reader.holders[first]
-        if any(each.measured_step != facts.measured_step for each in reader.holders.values()):
-            facts = replace(facts, measured_step=None)  # some were started again since
-        reader.facts = facts.to_bytes()
+        reader.facts = reader.holders[first]
         reader.opened = self._outbox.stamped(
             wire.Opened, step=reader.version, reader=reader.asked.reader
         )
