@@ -42,6 +42,8 @@ NODE_ABOUT: Final = "node.about"
 """Name of the record of a node's units."""
 JOB_OVER: Final = "job.over"
 """Name of the record of a switch or node whose job is over, before it writes its results."""
+LINK: Final = "link"
+"""Name of the span of what the network cards of a host carried."""
 SCALARS: Final = "scalars"
 """Name of the record of what a script recorded with `luwu.log`."""
 _BUFFER_BYTES: Final = 64 * 1024

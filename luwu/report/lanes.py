@@ -7,6 +7,7 @@ verdict out.
     wait      the worker's training thread waits for weights
     pull      weights asked for that have not arrived
     push      gradients sent that the switch has not acknowledged
+    up, down  the link of a host with a switch of its own sends, receives; at its usual rate
     sum       the switch sums
     update    the node's processors update pages
     read      the node reads pages
@@ -30,16 +31,19 @@ from luwu.report.intervals import Intervals, union
 COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
 DISK: Final = "disk"
 """The disk, shared by the lanes read and write."""
-LIMITS: Final = (COMPUTE, "sum", "update", DISK)
+UP, DOWN = "up", "down"
+LIMITS: Final = (COMPUTE, UP, DOWN, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
 """An engine that is busy for less of a step alone does not limit it."""
 TITLES: Final = {
     COMPUTE: "compute", WAIT: "waits for weights", "pull": "pull", "push": "push",
+    UP: "link: up", DOWN: "link: down",
     "sum": "switch: sum", "update": "node: update", "read": "node: read", "write": "node: write",
 }  # fmt: skip
 """The lanes from the top, and what people call them."""
 _BOUND: Final = {
-    COMPUTE: "Compute-bound: compute is busy", "sum": "Switch-bound: the switch sums for",
+    COMPUTE: "Compute-bound: compute is busy", UP: "Link-bound: this host sends for",
+    DOWN: "Link-bound: this host receives for", "sum": "Switch-bound: the switch sums for",
     "update": "Update-bound: the node's processors update pages for",
     DISK: "Disk-bound: the node reads or writes for",
 }  # fmt: skip
@@ -148,7 +152,7 @@ def make_lanes(
         *_pieces(compute.within(forward), length_ns, is_pale=True),
         *_pieces(compute.without(forward), length_ns),
     ])  # fmt: skip
-    beside = {name: busy[name] for name in ("sum", "update", "read", "write")}
+    beside = {name: busy[name] for name in (UP, DOWN, "sum", "update", "read", "write")}
     beside[OTHERS] = _intervals(others, length_ns)
     busy[DISK] = _intervals([*spans.get("read", ()), *spans.get("write", ())], length_ns)
     return Lanes(

@@ -33,8 +33,8 @@ _SYSTEMS: Final = {
 }  # fmt: skip
 """Arms of `luwu compare`."""
 _ENGINES: Final = {
-    "compute": "blue", "wait": "vermilion", "pull": "sky", "push": "orange", "sum": "purple",
-    "update": "green", "read": "grey", "write": "black",
+    "compute": "blue", "wait": "vermilion", "pull": "sky", "push": "orange", "up": "orange",
+    "down": "sky", "sum": "purple", "update": "green", "read": "grey", "write": "black",
 }  # fmt: skip
 """Rows of a picture of a step."""
 

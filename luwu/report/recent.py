@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from luwu.base.events import CLOCK
+from luwu.base.events import CLOCK, LINK
 from luwu.base.foreign import LogFollower
 from luwu.base.json_file import json_object
 from luwu.report.event_files import EventFile, event_files
-from luwu.report.lanes import COMPUTE, WAIT, Lanes, Span, make_lanes
+from luwu.report.lanes import COMPUTE, DOWN, UP, WAIT, Lanes, Span, make_lanes
 
 SPANS_MAX: Final = 20_000
 """Held of each process, at most."""
@@ -179,12 +179,18 @@ def _lanes_of(events: RecentEvents, worker: ProcessEvents, step: int) -> Lanes:
     for process in events.of(*_ENGINES):
         engines = _ENGINES[process.file.kind]
         is_other = process.file.kind == "worker" and process is not worker
+        usual = {way: _usual_rate(process.spans, way) for way in (UP, DOWN)}
         for record in process.spans:
             from_ns = process.unix_ns(record["start_ns"]) - start_ns
             to_ns = process.unix_ns(record["end_ns"]) - start_ns
             if to_ns <= 0 or from_ns >= length_ns:
                 continue
             name, span = record["name"], (from_ns / 1e9, to_ns / 1e9)
+            if name == LINK:
+                for way, rate in usual.items():
+                    busy_ns = min(to_ns - from_ns, record[way] / rate)
+                    spans.setdefault(way, []).append(((to_ns - busy_ns) / 1e9, to_ns / 1e9))
+                continue
             engine = engines.get(name)
             if is_other:
                 others += [span] if engine == COMPUTE else []
@@ -196,3 +202,18 @@ def _lanes_of(events: RecentEvents, worker: ProcessEvents, step: int) -> Lanes:
             elif name == "flatten":
                 stolen.append(span)
     return make_lanes(step, length_ns / 1e9, spans, pale=pale, stolen=stolen, others=others)
+
+
+def _usual_rate(spans: Iterable[dict[str, Any]], way: str) -> float:
+    """The rate in bytes a nanosecond at which, or faster, a link carried half of its bytes."""
+    found = sorted(
+        (span[way] / (span["end_ns"] - span["start_ns"]), span[way])
+        for span in spans
+        if span["name"] == LINK
+    )
+    left = sum(nbytes for _, nbytes in found) / 2
+    for rate, nbytes in found:
+        left -= nbytes
+        if left <= 0:
+            return rate or 1.0
+    return 1.0

@@ -3,7 +3,7 @@
 Each process is a process row, and each engine of it a thread row:
 
     workers   step, events, compute (forward and backward of units), flatten, push, pull, pull_wait
-    switch    events, sum
+    switch    events, link (bytes of the host's network cards), sum
     node      events, decisions, read, update, write, fold, read_weights, prepare
 
 A slice has the name of its unit, wherever it was recorded. An engine that does several things at
@@ -51,7 +51,7 @@ EVENTS: Final = "events"
 DECISIONS: Final = "decisions"
 TRACKS: Final = (
     STEP, EVENTS, DECISIONS, "compute", "flatten", "push", "pull", "pull_wait", "load",
-    "sum", "read", "update", "write", "fold", "read_weights", "prepare", "decide",
+    "link", "sum", "read", "update", "write", "fold", "read_weights", "prepare", "decide",
 )  # fmt: skip
 """Rows of a process, from the top; those with other names follow."""
 

@@ -17,7 +17,7 @@ from luwu.base.json_file import write_json
 from luwu.base.links import push_window_bytes
 from luwu.base.tree import NODE, SWITCH, ranges_text, ranks_of
 from luwu.transport.curve import open_security
-from luwu.transport.endpoints import MovableEndpoint
+from luwu.transport.endpoints import MovableEndpoint, parse_places
 from luwu.transport.interface import Transport
 from luwu.transport.opening import SHARED_SCHEME, open_transport
 from switch_emu.links.linked import link_rows, linked
@@ -28,6 +28,7 @@ from switch_emu.switch.capacity import with_slots
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import SwitchLimits
 from switch_emu.switch.core.parents import parent_names
+from switch_emu.switch.host_link import HostLink
 from switch_emu.switch.shell import SwitchShell
 
 
@@ -87,6 +88,13 @@ class SwitchSpec(RoleSpec):
         return str(endpoints[number])
 
     @property
+    def is_below_a_link(self) -> bool:
+        """True if its parent is on another host."""
+        return self.parent.startswith("tcp://") and not all(
+            each.is_loopback for each in parse_places(self.parent)
+        )
+
+    @property
     def shares_memory(self) -> bool:
         """True if all children read what lies in our arena."""
         are_shared = (each.startswith(SHARED_SCHEME) for each in self.endpoints[:-1])
@@ -131,6 +139,7 @@ def serve_switch(
             transport, core, recorder, add=adder.add, shares_memory=spec.shares_memory,
             counters=None if file is None else CountersFile(file, file.stem, spec.job),
             connect_timeout_s=spec.connect_timeout_s,
+            host_link=HostLink(recorder) if spec.is_below_a_link else None,
         )  # fmt: skip
         is_finished = shell.run(should_stop, is_over)
         shell.drain(2.0)

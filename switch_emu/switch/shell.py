@@ -26,6 +26,7 @@ from switch_emu.process.payload import Buffers, Payload, Unsummed
 from switch_emu.process.places import WeightsPlaces, places_bytes
 from switch_emu.switch.core import SwitchCore
 from switch_emu.switch.core.actions import Cache, Sum
+from switch_emu.switch.host_link import HostLink
 
 
 def unsummed(action: Sum) -> Unsummed:
@@ -70,9 +71,11 @@ class SwitchShell(Loop):
         self, transport: Transport, core: SwitchCore, recorder: Recorder, *,
         add: SumInOrder = sum_in_order, counters: CountersFile | None = None,
         shares_memory: bool = False, connect_timeout_s: float | None = None,
+        host_link: HostLink | None = None,
     ) -> None:  # fmt: skip
         """`shares_memory`: all children read what lies in memory that `transport` reserves;
-        `connect_timeout_s`: end if a parent was not reached by then."""
+        `connect_timeout_s`: end if a parent was not reached by then; `host_link`: what leads to
+        the parent."""
         super().__init__(transport, recorder, core, counters=counters)
         self.core = core
         self._parents = core.parent_names
@@ -81,6 +84,7 @@ class SwitchShell(Loop):
         self._buffers = Buffers(transport.reserve)
         self._shares_memory = shares_memory
         self._connect_timeout_s = connect_timeout_s
+        self._host_link = host_link
         self._started_ns = SYSTEM_CLOCK.now_ns()
         self._trouble = "it does not answer."
 
@@ -116,6 +120,8 @@ class SwitchShell(Loop):
                 self.end_with(failed.error)
 
     def background(self) -> None:
+        if self._host_link is not None:
+            self._host_link.look(SYSTEM_CLOCK.now_ns())
         if self._connect_timeout_s is None:
             return
         waited_s = (SYSTEM_CLOCK.now_ns() - self._started_ns) / 1e9

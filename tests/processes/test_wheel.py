@@ -144,5 +144,7 @@ def test_two_hosts_from_an_installed_wheel(wheel: Path, shell: Terminal, network
         commands.append(start(network.host(host), *typed, *flags))
     for command in reversed(commands):
         assert command.wait() == 0, command.err
+    events = (here / "host-1" / "events" / "switch-host-1.jsonl").read_text()
+    assert re.search(r'^{"name":"link",.*"up":[1-9]', events, re.MULTILINE)
     job = Job(world_size=4, steps=4, tree=tree_of_hosts(4, 2))
     assert summary(here / "up")["weights_digest"] == plain_of(job, [range(4)] * 4).digest

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from luwu.base.events import LINK
 from luwu.base.quantities import format_seconds
 from luwu.compare.arm import limit_of
 from luwu.monitor.watch import History
@@ -67,7 +68,7 @@ def test_waits_and_copies_inside_of_compute_are_not_compute() -> None:
     assert lanes.busy["compute"] == pytest.approx(0.6)
     assert lanes.busy["write"] == pytest.approx(0.1)
     assert lanes.while_waiting == pytest.approx(
-        {"sum": 0, "update": 0, "read": 0, "write": 0.1, "others": 0.1}
+        {"up": 0, "down": 0, "sum": 0, "update": 0, "read": 0, "write": 0.1, "others": 0.1}
     )
     assert lanes.pieces["compute"] == [(0.0, 0.1, True), (0.3, 0.4, True), (0.4, 0.8, False)]
 
@@ -81,6 +82,9 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "Disk-bound: the node reads or writes for 90% of it; workers wait for weights for 70%.": (
         {"write": [(0, 0.5)], "read": [(0.4, 0.9)], "wait": [(0.2, 0.9)]}, "disk",
+    ),
+    "Link-bound: this host receives for 80% of it; workers wait for weights for 90%.": (
+        {"up": [(0, 0.7)], "down": [(0.1, 0.9)], "wait": [(0, 0.9)]}, "down",
     ),
     "Update-bound": ({"update": [(0, 0.6)]}, "update"),
     "meanwhile: node: update 40%. No single engine limits the step.": (
@@ -182,3 +186,20 @@ def test_of_a_long_run_the_end_is_held(tmp_path: Path, monkeypatch: pytest.Monke
     assert lanes_of_step(events, count - 2).busy["compute"] == pytest.approx(0.6)
     steps = ended_steps(events)
     assert typical_step(events, steps, 0.1) in steps
+
+
+def test_a_link_is_busy_for_its_bytes_at_the_usual_rate(tmp_path: Path) -> None:
+    """Goal: half of what a link could carry is busy for half of that time, up to when it was
+    counted; a burst beyond the usual rate is no more than the whole time."""
+    written, history = Written(tmp_path), History()
+    for step in range(2):
+        written.step(step)
+    carried = {0: (100, 50), 20: (100, 0), 40: (50, 0), 60: (200, 100), 80: (0, 400)}
+    for start_ms, (up, down) in carried.items():
+        times = {"start_ns": start_ms * MS, "end_ns": (start_ms + 20) * MS}
+        written.append("switch", {"name": LINK, **times, "up": up * MS, "down": down * MS})
+    events = RecentEvents(tmp_path, history.take)
+    events.read()
+    lanes = lanes_of_step(events, 0)
+    assert lanes.pieces["up"] == [(0.0, 0.04, False), (0.05, 0.08, False)]
+    assert lanes.busy == lanes.busy | {"up": 0.7, "down": 0.275}
