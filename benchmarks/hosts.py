@@ -3,14 +3,14 @@
 Metric:   seconds of a step of `workers/train.py` by LuWu, FSDP2 and DDP on network namespaces in a
           star, one worker or more on each, the optimizer node on one more and the switch in the
           centre; LuWu with a switch on each host (`luwu up --hosts`): the median over steps,
-          without the first ones. Bytes a step on each link and direction, by the kernel's count.
+          without the first ones. Bytes of the same steps on each link and direction, by the
+          kernel's count, and the share of their time in which the busiest was busy with them.
 Bound:    the largest of compute alone and of bytes / rate over links and directions, of the same
           run. Hidden: how much of the smaller of the two lay behind the larger.
 Host:     the same run on links without a rate. Where that alone takes more than half of the bound,
           processors and links wait for each other on this machine, and the point is marked `cpu`.
 Cases:    0.1 and 1 Gbit/s; float32 and bfloat16 on the wire; weights freed after forward or not
           (DDP, which never frees them, once for both).
-Left out: the first weights, and what ends a run, are in the bytes and not in the seconds.
 
 Needs rights to make network namespaces. Links are emulated by the kernel (tbf), the rest is real.
 A point where compute alone is the larger bound says so: there the network decides nothing.
@@ -21,19 +21,24 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import harness
 from benchmarks.harness import Row, say
 from benchmarks.hosts_plot import plot
 from benchmarks.namespaces import CENTRE, INTERFACE, Hosts, NoNamespaces, hosts
 from benchmarks.training import COMPUTE_ONLY, WARM_UPS, Training, TrainingRuns, temporary_directory
+from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import ConfigError, LuwuError
 from luwu.base.json_file import read_json
 from luwu.base.quantities import parse_bytes_per_s
@@ -57,10 +62,12 @@ MEANINGS = {
     "bound_by_compute": "cases and arms whose larger bound is compute alone",
     "marked_cpu": "cases and arms that take more than half of their bound on links without a rate",
 }
-CHUNKS = {"100mbit": "128KiB", "1gbit": "1MiB"}
+CHUNKS = {"25mbit": "64KiB", "100mbit": "128KiB", "1gbit": "1MiB"}
 """As `luwu` chooses them for links of these rates, which it does not know of here."""
 LIMIT_S = 600.0
 """A run takes no longer."""
+COUNT_S = 0.02
+"""Seconds between two counts of bytes."""
 HOST_SHARE_MAX = 0.5
 """Of the bound; above it a point is marked `cpu`."""
 
@@ -85,8 +92,8 @@ class HostRun:
 
     step_seconds: list[float]
     """Seconds of each step that counts."""
-    link_bytes: dict[str, int]
-    """Bytes of the whole run, by link and direction."""
+    link_bytes: dict[str, float]
+    """Bytes a step of these, by link and direction."""
     weights_digest: str | None
 
 
@@ -109,19 +116,22 @@ class HostRuns:
             started = stack.enter_context(Commands(folder, workers))
             if arm == "luwu":
                 self._serve(started, network, case)
-            before = network.counts()
+            carried = stack.enter_context(Carried(network))
             for index in range(hosts_count):
                 command = self._workers(arm, case, network, index, folder)
                 started.start([*network.host(index), *command], f"host-{index}")
             started.wait()
-            after = network.counts()
         names = [*(f"host-{index}" for index in range(hosts_count)), "node"]
         records = [read_json(folder / f"result.rank{rank}.json") or {} for rank in range(workers)]
         node = read_json(folder / "up" / "results" / "node.json") or {}
+        ended_ns = [max(each) for each in zip(*(r["step_ended_ns"] for r in records), strict=True)]
+        # Workers are ahead of their links, but for the last step.
+        from_ns, to_ns = ended_ns[WARM_UPS - 1], ended_ns[-2]
+        count = len(ended_ns) - WARM_UPS - 1
         return HostRun(
             step_seconds=job_step_seconds(records)[WARM_UPS:],
             link_bytes={
-                f"{name} {way}": after[index][way] - before[index][way]
+                f"{name} {way}": carried.between(from_ns, to_ns, index, way) / count
                 for index, name in enumerate(names)
                 for way in ("up", "down")
             },
@@ -165,6 +175,35 @@ class HostRuns:
             "--master-port", "29500", "--local-addr", network.address(index),
             "--nproc-per-node", str(count), *script,
         ]  # fmt: skip
+
+
+class Carried:
+    """Counts the bytes on each host's link while a run is under way."""
+
+    def __init__(self, network: Hosts) -> None:
+        self._network, self._is_over = network, threading.Event()
+        self._at_ns: list[int] = []
+        self._counts: list[list[dict[str, int]]] = []
+        self._thread = threading.Thread(target=self._count)
+
+    def __enter__(self) -> Carried:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def between(self, from_ns: int, to_ns: int, index: int, way: str) -> float:
+        """Bytes from one instant of the monotonic clock to another, on a host's link."""
+        counts = [each[index][way] for each in self._counts]
+        first, last = np.interp([from_ns, to_ns], self._at_ns, counts)
+        return float(last - first)
+
+    def _count(self) -> None:
+        while not self._is_over.wait(COUNT_S):
+            self._at_ns.append(SYSTEM_CLOCK.now_ns())
+            self._counts.append(self._network.counts())
 
 
 class Commands:
@@ -249,7 +288,7 @@ def case_row(
     """One arm in one case."""
     rate = parse_bytes_per_s(case.rate)
     seconds = run.step_seconds
-    links = {name: count / job.steps for name, count in run.link_bytes.items()}
+    links = run.link_bytes
     busiest = max(links, key=lambda name: links[name])
     links_s = links[busiest] / rate
     middle, bound_s = harness.median(seconds), max(links_s, compute_s)
@@ -261,6 +300,7 @@ def case_row(
         bound_by="compute" if compute_s > links_s else busiest,
         over_bound=middle / bound_s, host_seconds=host_s,
         is_cpu_bound=host_s > HOST_SHARE_MAX * bound_s,
+        busy_ratio=links_s / statistics.fmean(seconds),
         hidden_ratio=(links_s + compute_s - middle) / min(links_s, compute_s),
         weights_digest=run.weights_digest,
     )  # fmt: skip
@@ -357,13 +397,13 @@ def _show(rows: list[Row]) -> None:
             f"{row['bound_seconds'] * 1e3:.0f}", f"{row['over_bound']:.2f}", row["bound_by"],
             f"{row['compute_seconds'] * 1e3:.0f}", f"{row['host_seconds'] * 1e3:.0f}",
             "cpu" if row["is_cpu_bound"] else "", _hidden(row),
-            f"{max(row['link_bytes_per_step'].values()) / 1e6:.2f}",
+            f"{max(row['link_bytes_per_step'].values()) / 1e6:.2f}", f"{row['busy_ratio']:.0%}",
         )
         for row in rows
     ]  # fmt: skip
     harness.print_table(
         ("case", "arm", "ms a step", "bound", "over it", "bound by", "compute", "host", "",
-         "hidden", "MB busiest"), lines,
+         "hidden", "MB busiest", "busy"), lines,
     )  # fmt: skip
 
 

@@ -9,14 +9,15 @@ a name that could be left behind: when we end, however we end, the namespaces ar
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from luwu.testing.cluster import SOURCE
+from switch_emu.switch.host_link import read_counts
 
 CENTRE, NETWORK = "10.77.0.254", "10.77.0.0/24"
 INTERFACE = "up0"
@@ -43,7 +44,6 @@ class Hosts:
 
     def open(self, count: int, rate_bytes_per_s: float | None) -> None:
         """Make the centre and `count` hosts. Raises NoNamespaces."""
-        self._count = count
         for program in ("unshare", "nsenter", "ip", *(["tc"] if rate_bytes_per_s else [])):
             if shutil.which(program) is None:
                 raise NoNamespaces(f"there is no {program} (packages util-linux and iproute2)")
@@ -92,12 +92,9 @@ class Hosts:
 
     def counts(self) -> list[dict[str, int]]:
         """Bytes on each host's link so far, by the kernel's count: `up` is from the host."""
-        found = []
-        for index in range(self._count):
-            shown = self._ip(self.host(index), f"-s -j link show dev {INTERFACE}")
-            counts = json.loads(shown)[0]["stats64"]
-            found.append({"up": counts["tx"]["bytes"], "down": counts["rx"]["bytes"]})
-        return found
+        files = (Path(f"/proc/{holder.pid}/net/dev") for holder in self._holders[1:])
+        found = (read_counts(file.read_text(encoding="ascii")) for file in files)
+        return [{"up": up, "down": down} for up, down in found]
 
     def cut(self, index: int) -> None:
         """Cut a host off from the others."""
