@@ -103,24 +103,6 @@ def test_a_benchmark_runs(benchmark: str, flags: str, label: str | None, tmp_pat
     assert LAWS.get(benchmark, bool)(document), document["claims"]
 
 
-def test_frames_runs(tmp_path: Path) -> None:
-    """Goal: push and pull are counted over both transports, with and without a switch, and the way
-    of a gradient leads from the NIC to the store. Weights are compared in the benchmark itself."""
-    document = run_smoke(tmp_path, "frames")
-    cases = [(row["case"], row["arm"], row["switch"]) for row in document["counted"]]
-    assert cases == [
-        ("push", "tcp", True), ("pull", "tcp", True), ("push", "shm", False), ("pull", "shm", False)
-    ]  # fmt: skip
-    for row in document["counted"]:
-        assert sum(row["packages"].values()) == pytest.approx(row["frames"], rel=0.05)
-        assert row["files"] < row["functions"]
-        # Frames are of one chunk more, functions of one extent: the other way with several chunks.
-        assert (row["functions"] < row["frames"]) == (row["extent_chunks"] == 1)
-        if row["case"] == "push":
-            assert row["way"][0].startswith("  luwu/nic/shell.py: Nic.push")
-            assert any(line.startswith("  switch_emu/store/file.py") for line in row["way"])
-
-
 def test_messages_runs(tmp_path: Path) -> None:
     """Goal: a step is counted with single chunks and with the extent that auto gives: fewer
     messages by the chunks of an extent, and the same payload. Weights and what was sent and
