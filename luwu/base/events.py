@@ -51,6 +51,8 @@ _BUFFER_BYTES: Final = 64 * 1024
 _FLUSH_NS: Final = 10**9
 """Older records than this reach the file with the next one, so that a run can be watched."""
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
 _open: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
 """Recorders of this process that write a file."""
 
@@ -136,7 +138,7 @@ class Recorder(Closing):
     def _append(self, record: dict[str, object]) -> None:
         if self._file is None:
             return
-        line = json.dumps(record, separators=(",", ":"))
+        line = _encode(record)
         with self._lock:
             if self._file is not None:
                 try:

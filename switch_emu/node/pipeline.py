@@ -18,6 +18,7 @@ import contextlib
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -124,12 +125,12 @@ class Pipeline:
         self._tree = partial_sums(core.groups)
         self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
         self._sums = Buffers(aligned_buffer)  # the log writes them where they lie
-        self._sums_room = threading.Semaphore(plan.updates_count)
-        """Limits sums that the core has not counted yet to one per thread."""
+        self._sums_room = plan.updates_count
+        """Sums that may be made before the core has counted one; the plan has memory for them."""
+        self._waiting_folds: deque[Fold] = deque()
         self._finished: list[Finished] = []
         self._finished_lock = threading.Lock()
         self._error: BaseException | None = None
-        self._is_closing = False
         self._work: dict[type, Callable[[Any, Scratch], None]] = {
             Update: self._update, Fold: self._fold, ReadWeights: self._read, CopyPage: self._copy,
             LoadPage: self._load, FillPage: self._fill, KeepPiece: self._keep,
@@ -151,8 +152,17 @@ class Pipeline:
                 thread.start()
 
     def start(self, action: Any) -> None:
-        """Start an action of the core in a thread."""
-        self._queue_of.get(type(action), self._updates).put(action)
+        """Start an action of the core in a thread; a fold once there is room for its sum."""
+        if isinstance(action, Fold):
+            self._waiting_folds.append(action)
+            self._start_folds()
+        else:
+            self._queue_of.get(type(action), self._updates).put(action)
+
+    def _start_folds(self) -> None:
+        while self._waiting_folds and self._sums_room:
+            self._sums_room -= 1
+            self._updates.put(self._waiting_folds.popleft())
 
     def take_finished(self) -> list[Finished]:
         """Actions finished since the last call. Raises the error of a thread."""
@@ -164,8 +174,6 @@ class Pipeline:
 
     def close(self) -> None:
         """End the threads and wait for them."""
-        self._is_closing = True
-        self._sums_room.release(len(self._threads))
         for _, tasks in self._threads:
             tasks.put(None)
         for thread, _ in self._threads:
@@ -422,9 +430,6 @@ class Pipeline:
         )  # fmt: skip
 
     def _fold(self, action: Fold, _: Scratch) -> None:
-        self._sums_room.acquire()
-        if self._is_closing:
-            return
         memory, payload = self._sums.take(self._layout.extents[action.extent].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
         squares: dict[float, tuple[float, ...]] = {}
@@ -449,7 +454,8 @@ class Pipeline:
         return found | {each: block_norms(total, each) for each in action.norm_types if each != 2}
 
     def _folded(self, action: Fold, squares: BlockNorms, payload: Payload) -> Sequence[Any]:
-        self._sums_room.release()
+        self._sums_room += 1
+        self._start_folds()
         return self._core.folded(action, squares, payload, payload.nbytes)
 
     def _read(self, action: ReadWeights, scratch: Scratch) -> None:
