@@ -7,6 +7,7 @@ which it answers: `ready` when it listens, `error` when something ended it.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import threading
 import traceback
@@ -21,10 +22,9 @@ from luwu.base.json_file import read_json, write_json
 
 def load(role: str) -> None:
     """Import what a job needs before there is one."""
-    if role == "switch":
-        import switch_emu.switch.process
-    else:
-        import switch_emu.node.process  # noqa: F401
+    gc.disable()  # what an import makes stays
+    importlib.import_module(f"switch_emu.{role}.process")
+    gc.enable()
 
 
 def read_document(config: Path) -> dict[str, Any]:

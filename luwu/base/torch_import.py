@@ -1,8 +1,7 @@
 """`import torch`: in two thirds of the time, and once for several processes.
 
-The garbage collector runs each time some hundred objects were made. Importing torch makes half a
-million, and nearly all of them stay. So it is off while torch is imported, and then leaves these
-objects alone, also at the end of the process (`expect_torch`).
+Importing torch makes half a million objects, and nearly all of them stay. So the garbage collector
+is off meanwhile, and then leaves them alone, also at the end of the process (`expect_torch`).
 
 A process that forks others can import torch for all of them (`import_for_children`). In a child,
 torch stays out of sight until its script imports it, and this import must find what one of its own
@@ -25,6 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+PRELOAD: Final = "LUWU_PRELOAD"
 _NAME: Final = "torch"
 
 
@@ -35,13 +35,15 @@ def expect_torch() -> None:
 
 
 def import_for_children() -> ImportedTorch | None:
-    """Import torch, for processes that will be forked.
+    """Import torch, for processes that will be forked; nothing with LUWU_PRELOAD=0.
 
     None if there is no torch, or if children cannot share it: they lack threads that run here, and
     a GPU that is in use here; and a sitecustomize of the user may look at a worker's rank.
     """
     if _NAME in sys.modules or _starts_by_user_code():
         return None
+    if os.environ.get(PRELOAD) == "0":
+        return ImportedTorch({})
     before = {*sys.modules, "__mp_main__"}  # a second name of __main__
     expect_torch()
     try:
@@ -142,9 +144,7 @@ def _starts_by_user_code() -> bool:
 
     So does coverage.py, which counts lines in the process that it began in.
     """
-    found = [
-        sys.modules[name] for name in ("sitecustomize", "usercustomize") if name in sys.modules
-    ]
+    found = filter(None, map(sys.modules.get, ("sitecustomize", "usercustomize")))
     own = Path(sysconfig.get_path("stdlib"))
     is_theirs = any(Path(str(each.__file__)).parent != own for each in found)
     return is_theirs or "coverage" in sys.modules
@@ -178,12 +178,11 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """Python's own loader, which is put back before the module runs."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self._loader.create_module(spec)
-        return found
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from luwu.base.clock import SYSTEM_CLOCK, sleep
+from luwu.base.torch_import import PRELOAD
 from luwu.launch.processes.children import is_alive
 from luwu.testing.cluster import clean_environ
 from luwu.testing.leftovers import until_empty
@@ -171,7 +172,9 @@ class Terminal:
         """Type another one, or one with something before it."""
         self._count += 1
         output = self._outputs / str(self._count)
+        is_light = any(Path(each).name in ("tests.light_job", "light.py") for each in arguments)
         places = {
+            PRELOAD: str(int(not is_light)),
             "TMPDIR": str(self.temporary),
             "XDG_RUNTIME_DIR": str(self.temporary),
             "TORCHINDUCTOR_CACHE_DIR": str(self._outputs),  # torch makes it when imported

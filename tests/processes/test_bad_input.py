@@ -223,12 +223,12 @@ def test_bad_input_typed(
 def test_bad_input_budget_too_small(shell: Terminal) -> None:
     """Goal: a budget that cannot work is refused with one that does: the same command with it
     trains to the end."""
-    script = write_light(shell.directory / "tiny.py")
+    script = write_light(shell.directory / "light.py")
     flags = ["run", "--workers", "1", "--state", STATE, "--memory-budget"]
     done = shell.run(*flags, "64KiB", str(script))
     message = refused(
         shell, done, "memory_budget: 64.00 KiB is too small for chunks of 16.00 KiB and 1 worker",
-        leaves=(RUNS, "tiny.py"),
+        leaves=(RUNS, "light.py"),
     )  # fmt: skip
     enough = re.search(r"give at least (\w+)", message)
     assert enough is not None, message
@@ -248,11 +248,11 @@ def test_bad_input_port_in_use(shell: Terminal) -> None:
 def test_bad_input_nobody_serves(shell: Terminal) -> None:
     """Goal: a command says what it waits for, and gives up with code 3: for a file, and for the
     switch above that of its host."""
-    script = write_light(shell.directory / "tiny.py")
+    script = write_light(shell.directory / "light.py")
     join = f"{URL}&hosts=2&connect_timeout_s=2"
     said = r"the switch above was not reached within \d+ s: .*127\.0\.0\.1:9"
     done = shell.run("run", "--join", join, "--ranks", "0", str(script))
-    refused(shell, done, said, code=3, leaves=(RUNS, "tiny.py"))
+    refused(shell, done, said, code=3, leaves=(RUNS, "light.py"))
     environ = {"LUWU_CONNECT": join, **dict.fromkeys(("RANK", "LOCAL_RANK"), "0")}
     sizes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     done = shell.start_program([sys.executable], [str(script)], {**environ, **sizes})
@@ -262,5 +262,5 @@ def test_bad_input_nobody_serves(shell: Terminal) -> None:
     refused(
         shell, done, r"waiting for connect\.json, \d+ s of 3 s",
         r"no/connect\.json did not appear within \d+ s; start luwu up", code=3,
-        leaves=(RUNS, "tiny.py"),
+        leaves=(RUNS, "light.py"),
     )  # fmt: skip

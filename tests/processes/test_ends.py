@@ -15,7 +15,7 @@ from luwu.base.json_file import read_json
 from luwu.testing.cluster import clean_environ
 from tests import kill
 from tests.helpers.waiting import is_soon
-from tests.processes.jobs import ON_THE_CPU, light_digest
+from tests.processes.jobs import ON_THE_CPU, WITHOUT_TORCH, light_digest
 
 LIMIT_S = 120.0
 """Guards against a wait for ever; the runs take some seconds."""
@@ -54,7 +54,7 @@ def command(directory: Path, *, when: str = "", end: str = "", flags: Sequence[s
 
 def shell(directory: Path, line: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, whose pipes fail if any part does."""
-    environ = {**clean_environ(), **ON_THE_CPU}
+    environ = {**clean_environ(), **ON_THE_CPU, **WITHOUT_TORCH}
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; {line}"], cwd=directory, env=environ, text=True,
         capture_output=True, check=False, timeout=LIMIT_S,
@@ -98,7 +98,7 @@ def test_a_terminal_that_is_closed_does_not_end_a_run(tmp_path: Path) -> None:
     gate = "while not os.path.exists('go'): time.sleep(0.01)"
     line = command(tmp_path, when=gate)
     ours, theirs = pty.openpty()
-    environ = {**clean_environ(), **ON_THE_CPU}
+    environ = {**clean_environ(), **ON_THE_CPU, **WITHOUT_TORCH}
     with subprocess.Popen(
         ["setsid", "--ctty", "--wait", "bash", "-c", f"trap '' HUP; {line}"], stdin=theirs,
         stdout=theirs, stderr=theirs, cwd=tmp_path, env=environ,

@@ -39,7 +39,7 @@ def test_larger_than_worker(transport: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     try:
         with Cluster.run(
-            tmp_path, *script(tmp_path, "luwu"), environ=outside.environ,
+            tmp_path, *script(tmp_path, "luwu"), environ={**outside.environ, "LUWU_PRELOAD": "1"},
             flags=["--workers", "2", "--state", str(state), *flags],
         ) as cluster:  # fmt: skip
             assert cluster.wait(2 * DEADLINE_S) == 0, cluster.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.commands import write_light
+from tests.processes.jobs import WITHOUT_TORCH
 
 IPV6_ALONE = "ip link set lo up && ip address del 127.0.0.1/8 dev lo"
 NO_LOOPBACK = f"{IPV6_ALONE} && ip address del ::1/128 dev lo"
@@ -31,7 +33,7 @@ def there(machine: str, *arguments: str) -> tuple[int, str]:
     command = ["unshare", "-Urn", "sh", "-c", f'{machine} && exec "$@"', "-", sys.executable]
     ended = subprocess.run(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, check=False, timeout=120,
+        env={**os.environ, **WITHOUT_TORCH}, text=True, check=False, timeout=120,
     )  # fmt: skip
     return ended.returncode, ended.stdout
 

@@ -393,7 +393,7 @@ def test_a_state_in_memory_is_not_started_again(tmp_path: Path) -> None:
     """I2. Goal: a node that kept its state in RAM and died ends the run with code 5."""
     flags = ["--durability", "none", "--workers", "1"]
     script = ("-m", "tests.light_job", "--steps", "1000000")
-    with Cluster.run(tmp_path, *script, flags=flags) as cluster:
+    with Cluster.run(tmp_path, *script, flags=flags, environ={"LUWU_PRELOAD": "0"}) as cluster:
         cluster.wait_for_text("step=2 ", log="worker-0")
         cluster.kill("node")
         assert cluster.wait(30) == 5, cluster.output

@@ -83,19 +83,20 @@ def test_index_page_has_no_dead_links(wheel: Path) -> None:
     assert text.count("\n## ") == (ROOT / "README.md").read_text().count("\n## ")
 
 
-def install(wheel: Path, site: Path) -> None:
-    """Install it without a network."""
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is installed, without a network."""
+    site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*command, "--target", str(site), str(wheel)], check=True)
+    return site
 
 
 @pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
-def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
+def test_compare_from_an_installed_wheel(wheel: Path, site: Path, shell: Terminal) -> None:
     """Goal: the wheel is whole, and our packages are used though others hide them. Method: install
     it without a network into a directory, in front of everything; a folder of the user's own, where
     the commands are typed, has packages of the same names, which end whoever imports them."""
-    site = shell.directory / "site"
-    install(wheel, site)
     environ = {"PYTHONPATH": str(site)}
     for package in PACKAGES:
         (shell.directory / package).mkdir()
@@ -118,11 +119,10 @@ def test_compare_from_an_installed_wheel(wheel: Path, shell: Terminal) -> None:
 @pytest.mark.feature("an installed wheel, beside folders called `workers` and `switch_emu`")
 @pytest.mark.feature("trees of switches")
 @pytest.mark.feature("connections with keys")
-def test_two_hosts_from_an_installed_wheel(wheel: Path, shell: Terminal, network: Hosts) -> None:
+def test_two_hosts_from_an_installed_wheel(site: Path, shell: Terminal, network: Hosts) -> None:
     """I3, I7. Goal: two hosts are started by the line that `luwu up` prints, each with a key of its
     own and no other; the weights are those of the tree of both."""
-    site, here = shell.directory / "site", shell.directory
-    install(wheel, site)
+    here = shell.directory
     program = [sys.executable, str(site / "bin" / "luwu")]
     environ = {"PYTHONPATH": f"{site}:{ROOT}"}  # the script is in the tests
 

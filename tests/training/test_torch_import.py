@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
-import pytest
+from luwu.base.torch_import import PRELOAD
 
 IMPORTS = """
 import gc, sys
@@ -45,18 +46,22 @@ NOT_SHARED = """
 import sys, threading
 from luwu.base.torch_import import import_for_children
 end = threading.Event()
-if {with_thread}:
-    threading.Thread(target=end.wait).start()
+threading.Thread(target=end.wait).start()
 print(import_for_children() is None)
 end.set()
 """
 
 
-@pytest.mark.parametrize("with_thread", [True, False])
-def test_not_shared_with_children_that_would_lack_a_thread(*, with_thread: bool) -> None:
+def test_a_job_without_torch_loads_none() -> None:
+    """Goal: with LUWU_PRELOAD=0 processes are forked all the same."""
+    code = "from luwu.base.torch_import import *; print(import_for_children())"
+    environ = {**os.environ, PRELOAD: "0"}
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, env=environ) == b"ImportedTorch(modules={})\n"
+
+
+def test_not_shared_with_children_that_would_lack_a_thread() -> None:
     """Goal: a lock that a thread holds as the process forks would be held for good."""
-    code = NOT_SHARED.format(with_thread=with_thread)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, f"{with_thread}\n"), done.stderr
+    command = [sys.executable, "-W", "ignore", "-c", NOT_SHARED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
