@@ -11,15 +11,9 @@ import signal
 import subprocess
 import threading
 
-import pytest
 
-
-def rank_and_size(rank):
-    return rank, int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
-
-
-def directory(rank):
-    return os.getcwd()
+def place(rank):
+    return rank, int(os.environ["WORLD_SIZE"]), os.environ["RANK"], os.getcwd()
 
 
 def doubled(rank, tensor):
@@ -37,11 +31,9 @@ def leaves_a_process(rank):
     return subprocess.Popen(["sleep", "300"], start_new_session=True).pid
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_ranks(luwu_run, workers):
-    assert luwu_run(rank_and_size, workers=workers) == [
-        (rank, workers, str(rank)) for rank in range(workers)
-    ]
+def test_ranks_are_where_pytest_is(luwu_run):
+    expected = [(rank, 3, str(rank), os.getcwd()) for rank in range(3)]
+    assert luwu_run(place, workers=3) == expected
 
 
 def test_tensors_travel(luwu_run):
@@ -51,10 +43,6 @@ def test_tensors_travel(luwu_run):
     (found,) = luwu_run(doubled, workers=1, args=(tensor,))
     assert found["rank"] == 0
     assert torch.equal(found["tensor"], tensor * 2)
-
-
-def test_workers_are_where_pytest_is(luwu_run):
-    assert luwu_run(directory, workers=1) == [os.getcwd()]
 
 
 def test_killed_worker(luwu_run):

@@ -108,7 +108,7 @@ def test_names():
         r"luwu node: .*node\.log -*\n12:00:00\.000 WARNING node\.slow disk=1\nwithout a level\n",
         section(output, "test_warning_of_the_node"),
     )
-    whole = sandbox.run("-vv", "--full-trace", "-k", "test_warning or test_refused", code=1)
+    whole = sandbox.run("-vv", "--full-trace", "-k", "warning or refused and not result", code=1)
     noise = section(whole, "test_warning_of_the_node")
     assert "INFO node.noise a=1\n12:00:00.000 WARNING node.slow" in noise
     assert " INFO switch." in noise
@@ -161,9 +161,9 @@ def test_it():
 
 @pytest.mark.feature("assert_same_weights_as_single")
 def test_plugin_suite_compares_weights_with_one_process(sandbox: Sandbox) -> None:
-    """Goal: weights of several workers are those of one, in processes and in threads, of LuWu and
-    of plain torch; a gradient of the wrong size, ranks that differ and no weights at all fail with
-    a sentence that names them."""
+    """Goal: weights of several workers are those of one that trains with plain torch; a gradient of
+    the wrong size, ranks that differ and no weights at all fail with a sentence that names them.
+    """
     sandbox.write("""
 import luwu
 import pytest
@@ -204,11 +204,8 @@ def of_rank(rank):
 
     return {"w": torch.tensor([0.0, float(rank)])}
 
-def test_processes(luwu_run):
-    assert_same_weights_as_single(luwu_run, trained, single=alone)
-
-def test_threads(luwu_inproc):
-    assert_same_weights_as_single(luwu_inproc, trained, workers=2)
+def test_same(luwu_inproc):
+    assert_same_weights_as_single(luwu_inproc, trained, single=alone)
 
 def test_wrong_size(luwu_inproc):
     assert_same_weights_as_single(luwu_inproc, trained, args=(3.0,), single=alone)
@@ -224,7 +221,7 @@ def test_nothing(luwu_inproc):
 """)
     output = sandbox.run("-rA", code=1)
 
-    assert "3 failed, 3 passed in" in output
+    assert "3 failed, 2 passed in" in output
     wrong = section(output, "test_wrong_size")
     assert "AssertionError: 2 workers differ from a single process: " in wrong
     assert re.search(r"absolute difference: \S+ at index .* \(up to 1e-05 allowed\)", wrong)

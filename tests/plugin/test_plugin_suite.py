@@ -42,7 +42,7 @@ def test_plugin_suite_of_a_user(sandbox: Sandbox) -> None:
 
     output = sandbox.run("-n", "2", "-rA", code=1)
 
-    assert "1 failed, 5 passed, 1 error in" in output
+    assert "1 failed, 3 passed, 1 error in" in output
     assert re.search(r"FAILED test_example.py::test_killed_worker", output)
     assert re.search(r"ERROR test_example.py::test_leaves_a_process", output)
     killed = section(output, "test_killed_worker")

@@ -34,7 +34,7 @@ from tests.simulate.world import Faults
 TENS = 30
 
 
-@pytest.mark.parametrize("seed", seeds(TENS, quick=4))
+@pytest.mark.parametrize("seed", seeds(TENS))
 def test_ten_histories(seed: int) -> None:
     """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names
     its history: `python -m tests.simulate --first S --seeds 1` replays it and makes it smaller."""
@@ -77,7 +77,7 @@ def test_a_switch_that_missed_a_start_of_the_node_hears_of_it() -> None:
 
 @pytest.mark.parametrize("aggregate", ["float32", "shared-exponent"])
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("seed", seeds(12, quick=4))
+@pytest.mark.parametrize("seed", seeds(12))
 def test_histories_of_trees(seed: int, tree: str, aggregate: str) -> None:
     """O1 to O6. Goal: the same in every tree, of float32 and of integers."""
     history = make_history(30_000 + seed)

@@ -16,7 +16,7 @@ from tests.simulate.seeds import seeds
 TENS = 20
 
 
-@pytest.mark.parametrize("seed", seeds(TENS, quick=4))
+@pytest.mark.parametrize("seed", seeds(TENS))
 def test_ten_histories_without_a_switch(seed: int) -> None:
     """O1 to O6. Goal: no plan of faults breaks what holds, and all jobs finish. A failure names its
     history: `python -m tests.simulate --no-switch --first S --seeds 1` replays it."""

@@ -23,7 +23,7 @@ from luwu.base.limits import (
 )
 from luwu.layout import Layout, Parameter, Share, StoredForm, Unit, owners_of, padded, segment_runs
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=150)
+FIXED = settings(derandomize=True, deadline=None, max_examples=80)
 
 SHAPES = (
     st.lists(st.integers(1, 200), max_size=3).map(tuple).filter(lambda s: math.prod(s) < 60_000)
