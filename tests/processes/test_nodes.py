@@ -116,8 +116,8 @@ def test_all_nodes_are_lost_with_their_directories(tmp_path: Path) -> None:
     with start(tmp_path, outside, workers=1, script=script) as cluster:
         kill.wait_for_step(cluster, 2, limit_s=150)
         for number, role in enumerate(("node", "node-1")):
+            shutil.rmtree(state / f"node-{number}", ignore_errors=True)  # before it starts again
             cluster.kill(role)
-            shutil.rmtree(state / f"node-{number}", ignore_errors=True)
         gate.touch()
         assert cluster.wait(150) == 5
         assert "all copies of some pages are lost" in cluster.output
