@@ -3,9 +3,8 @@
     python -m luwu.estimate.describe SETTINGS SCRIPT ...
 
 Parameters lose their values as modules get them (`torch`'s device `meta`), so the process takes the
-memory of the largest one, not that of the model. All else is as in a run: data, buffers, and what a
-script reads. `luwu.init` gets a NIC that joins nothing: with the last optimizer, or the first
-forward without one, the job is written as any rank 0 writes it, and the script ends.
+memory of the largest one. All else is as in a run. `luwu.init` gets a NIC that joins nothing: with
+the last optimizer, or the first forward without one, it writes the job, and the script ends.
 """
 
 from __future__ import annotations
@@ -65,15 +64,14 @@ def without_values(parameter: nn.Parameter) -> nn.Parameter:
 def drop_values() -> None:
     """From now on, in this process, parameters of modules have no storage."""
     register, apply = nn.Module.register_parameter, nn.Module._apply
+    normal_ = torch.Tensor.normal_
 
     def register_parameter(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         is_plain = type(param) is nn.Parameter and not param.is_meta
         register(self, name, without_values(param) if is_plain and param is not None else param)
 
-    def _apply(
-        self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any
-    ) -> nn.Module:
-        def converted(tensor: torch.Tensor) -> torch.Tensor:
+    def _apply(self: nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> nn.Module:
+        def converted(tensor: torch.Tensor) -> Any:
             """As `fn` does it; what has no storage changes its dtype alone."""
             if not tensor.is_meta:
                 return fn(tensor)
@@ -81,6 +79,10 @@ def drop_values() -> None:
 
         return apply(self, converted, *args, **kwargs)
 
+    # Without storage there is nothing to draw; torch would import its compiler, which takes 2 s.
+    torch.Tensor.normal_ = lambda self, *args, **more: (  # type: ignore[method-assign]
+        self if self.is_meta else normal_(self, *args, **more)
+    )
     nn.Module.register_parameter = register_parameter  # type: ignore[method-assign]
     nn.Module._apply = _apply  # type: ignore[method-assign]
 

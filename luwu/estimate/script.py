@@ -1,5 +1,4 @@
-"""The job of a script, from what its rank 0 joins with: a script that starts, or one that does not
-run: then another process runs it until it would join."""
+"""The job of a script that starts, or of one that another process runs until it would join."""
 
 from __future__ import annotations
 
@@ -59,10 +58,8 @@ def script_job(script: Sequence[str], config: RunConfig, sizes: Sizes) -> Script
 
 
 class StartedJob:
-    """Follows the start of a run; `look` is called often, and reports the estimate once.
-
-    A job of several optimizer nodes has none, and nor has one that its node refuses.
-    """
+    """Follows the start of a run; `look` is called often, and reports the estimate once. A job of
+    several optimizer nodes has none, and nor has one that its node refuses."""
 
     def __init__(
         self, run: RunDirectory, config: RunConfig, sizes: Sizes, state: Path | None, *,

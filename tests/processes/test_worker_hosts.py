@@ -172,8 +172,8 @@ def test_each_host_has_a_switch(shell: Terminal) -> None:
     is started again; a host that is lost with its switch comes back. The weights are those of the
     tree of both hosts, or of the one that is left. `luwu status` shows the same on a host as beside
     the node."""
-    hosts = ("--workers", "4", "--hosts", "2")
-    cluster = Cluster(shell, *hosts, *DROP, tree=tree_of_hosts(4, 2))
+    hosts = ("--workers", "4", "--hosts", "2", "--drop-after", "5s")  # a switch may start slowly
+    cluster = Cluster(shell, *DROP, *hosts, tree=tree_of_hosts(4, 2))
     cluster.start("0-1")
     lost = cluster.start("2-3")
     cluster.make(range(3))
