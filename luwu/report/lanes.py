@@ -28,10 +28,9 @@ import numpy as np
 from luwu.base.quantities import format_seconds
 from luwu.report.intervals import Intervals, union
 
-COMPUTE, WAIT, OTHERS = "compute", "wait", "others"
+COMPUTE, WAIT, OTHERS, UP, DOWN = "compute", "wait", "others", "up", "down"
 DISK: Final = "disk"
 """The disk, shared by the lanes read and write."""
-UP, DOWN = "up", "down"
 LIMITS: Final = (COMPUTE, UP, DOWN, "sum", "update", DISK)
 LIMIT_RATIO: Final = 0.5
 """An engine that is busy for less of a step alone does not limit it."""

@@ -38,6 +38,8 @@ _MACHINE_FLAGS = {
     "aarch64": ("-mcpu=native",),
 }
 
+_PARTIAL = ".arithmetic-"
+"""Begins the name of a directory that a library is compiled in."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -92,6 +94,8 @@ def build(cache: Path | None) -> Built:
             if library is None:  # of several processes that start together, one compiles
                 with contextlib.suppress(OSError, ConfigError):  # where none can be had, each does
                     held.enter_context(locked(directory))
+                    for left in directory.glob(f"{_PARTIAL}*"):  # by a job that ended meanwhile
+                        shutil.rmtree(left, ignore_errors=True)
                 library = _load(path)
             if library is None:
                 _compile(compiler, flags, path)
@@ -160,21 +164,22 @@ def _is_ours(path: Path) -> bool:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".arithmetic-", dir=path.parent) as directory:
+    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=path.parent) as directory:
         partial = Path(directory) / path.name
-        _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm")
+        # Its own temporary files too: a job that ends meanwhile ends the compiler.
+        _run(compiler, *flags, "-o", str(partial), str(SOURCE), "-lm", TMPDIR=directory)
         partial.chmod(0o700)
         with partial.open("rb") as file:
             os.fsync(file.fileno())  # after a power loss: all of it, or nothing under that name
         partial.replace(path)
 
 
-def _run(*words: str) -> str:
+def _run(*words: str, **environ: str) -> str:
     """Output of a program. Raises BuildError with the first line of its complaint."""
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, errors="replace", check=False,
-            stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS_MAX,
+            stdin=subprocess.DEVNULL, timeout=COMPILE_SECONDS_MAX, env={**os.environ, **environ},
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as exc:
         raise BuildError(f"{words[0]} could not be run: {exc}") from exc

@@ -105,12 +105,14 @@ def test_processes_that_start_together_compile_once(
     fresh: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goal: several nodes, on a machine that has never run one, do not compile the same library
-    beside each other. Method: threads; the compiler waits until all of them ask for the lock."""
+    beside each other, and remove what one that was killed meanwhile left, all of it in the cache.
+    Method: threads; the compiler waits until all of them ask for the lock."""
+    (fresh / ".arithmetic-left").mkdir(parents=True)
     compiler, (library,) = shutil.which("cc"), libraries(cache)
     calls, may_end = tmp_path / "calls", tmp_path / "may-end"
     stand_in(
         fresh, monkeypatch,
-        f'[ "$1" = --version ] && exec {compiler} --version\necho call >> {calls}\n'
+        f'[ "$1" = --version ] && exec {compiler} --version\ndirname $TMPDIR >> {calls}\n'
         f"while [ ! -e {may_end} ]; do sleep 0.01; done\n"
         f'while [ "$1" != -o ]; do shift; done\nexec cp {library} "$2"',
     )  # fmt: skip
@@ -134,7 +136,8 @@ def test_processes_that_start_together_compile_once(
         for thread in threads:
             thread.join(60)
     assert sorted(each.is_new for each in found) == [False, False, True]
-    assert calls.read_text() == "call\n"
+    assert calls.read_text() == f"{fresh}\n"
+    assert [*fresh.glob(".*")] == []
 
 
 def test_nothing_is_loaded_that_came_with_a_state(
