@@ -62,7 +62,7 @@ MEANINGS = {
     "bound_by_compute": "cases and arms whose larger bound is compute alone",
     "marked_cpu": "cases and arms that take more than half of their bound on links without a rate",
 }
-CHUNKS = {"25mbit": "64KiB", "100mbit": "128KiB", "1gbit": "1MiB"}
+CHUNKS = {"10mbit": "64KiB", "25mbit": "64KiB", "100mbit": "128KiB", "1gbit": "1MiB"}
 """As `luwu` chooses them for links of these rates, which it does not know of here."""
 LIMIT_S = 600.0
 """A run takes no longer."""

@@ -76,6 +76,7 @@ def test_bad_flag(luwu_cluster):
 def test_warning_of_the_node(luwu_cluster):
     cluster = luwu_cluster(rank_of)
     cluster.returned()
+    cluster.run_directory.log("switch").write_text("12:00:00.000 INFO switch.noise\\n")
     with cluster.run_directory.log("node").open("a") as file:
         file.write("12:00:00.000 INFO node.noise a=1\\n")
         file.write("12:00:00.000 WARNING node.slow disk=1\\nwithout a level\\n")
@@ -111,7 +112,7 @@ def test_names():
     whole = sandbox.run("-vv", "--full-trace", "-k", "warning or refused and not result", code=1)
     noise = section(whole, "test_warning_of_the_node")
     assert "INFO node.noise a=1\n12:00:00.000 WARNING node.slow" in noise
-    assert " INFO switch." in noise
+    assert " INFO switch.noise" in noise
     assert "luwu/testing/calls.py" in whole
 
 

@@ -26,7 +26,6 @@ def test_spans_have_the_bytes_since_the_last_look(tmp_path: Path) -> None:
         counts.write_text(HEAD + "".join(lines))
 
     carried = [(100, 200), (150, 207), (150, 207), (150, 208), (9, 209), (9, 210)]
-    write(0, 0)
     with Recorder(role="switch", path=events, printed=None) as recorder:
         link = HostLink(recorder, counts)
         for number, (down, up) in enumerate(carried, 1):
