@@ -31,6 +31,7 @@ from luwu.base.closing import Closing
 from luwu.base.errors import ConfigError, DeadlineError, LuwuError, WorkerFailed
 from luwu.base.json_file import read_json
 from luwu.base.socket_directory import PREFIX
+from luwu.base.torch_import import PRELOAD
 from luwu.launch.processes.children import is_alive, kill_marked, marked_processes
 from luwu.launch.processes.console import tail
 from luwu.launch.processes.failures import error_of_code
@@ -51,7 +52,7 @@ SOURCE = Path(luwu.__file__).resolve().parents[1]
 def clean_environ() -> dict[str, str]:
     """An environment that leads to this luwu, and says nothing of a run that we are in."""
     path = os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")]))
-    clean = {key: text for key, text in os.environ.items() if not key.startswith("LUWU_")}
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("LUWU_") or k == PRELOAD}
     return {**clean, "PYTHONPATH": path}
 
 

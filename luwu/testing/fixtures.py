@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 
-from luwu.base.torch_import import PRELOAD
 from luwu.testing.calls import write_call
 from luwu.testing.cluster import Cluster
 from luwu.testing.leftovers import until_empty
@@ -97,8 +95,6 @@ class ClusterFactory:
         directory.mkdir()
         call = cwd = None
         if callable(target):
-            if "torch" not in sys.modules:  # so its module does without
-                environ = {PRELOAD: "0", **(environ or {})}
             call, cwd = write_call(directory / "call", target, args), Path.cwd()
             script = ["-m", "luwu.testing.worker", str(call)]
         else:

@@ -40,6 +40,7 @@ class Sandbox:
         self.environ = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("LUWU_", "PYTEST_"))},
             "LUWUTESTS_MARK": self._mark,
+            "LUWU_PRELOAD": "0",
             "PYTHONPATH": os.pathsep.join([str(SOURCE), str(_entry_points(path))]),
             "TMPDIR": str(temporary),
             "XDG_CACHE_HOME": str(user_cache().parent),
