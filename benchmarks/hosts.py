@@ -93,7 +93,7 @@ class HostRun:
     step_seconds: list[float]
     """Seconds of each step that counts."""
     link_bytes: dict[str, float]
-    """Bytes a step of these, by link and direction."""
+    """Bytes that each link carried in such a step, by its name and direction."""
     weights_digest: str | None
 
 

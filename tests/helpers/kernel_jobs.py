@@ -167,7 +167,7 @@ def same_bits(found: np.ndarray, expected: np.ndarray, note: str = "") -> None:
 
 
 def squares_of(values: np.ndarray) -> float:
-    """Of a block, as `interface.py` defines it in words: one addition at a time."""
+    """The squares of a block, as `interface.py` has them in words: one addition at a time."""
     block = np.zeros(4096)
     block[: values.size] = values
     lanes = np.zeros(256)

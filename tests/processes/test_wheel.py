@@ -85,7 +85,7 @@ def test_index_page_has_no_dead_links(wheel: Path) -> None:
 
 @pytest.fixture(scope="module")
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it is installed, without a network."""
+    """The directory that the wheel is installed in, without a network."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*command, "--target", str(site), str(wheel)], check=True)

@@ -14,8 +14,8 @@ HEAD = "Inter-| Receive | Transmit\n face |bytes |bytes\n"
 
 
 def test_spans_have_the_bytes_since_the_last_look(tmp_path: Path) -> None:
-    """Goal: all interfaces but loopback count; a look too soon is none; an idle link has no span,
-    nor one of which an interface has gone."""
+    """Goal: all interfaces but loopback count; a look too soon is none; a link that is idle, or
+    that has lost an interface, has no span."""
     counts, events = tmp_path / "dev", tmp_path / "events.jsonl"
 
     def write(down: int, up: int) -> None:

@@ -52,7 +52,7 @@ def test_equal_hyper_parameters_are_equal_bytes() -> None:
 
 @pytest.mark.parametrize("later", [(), ("a b",), ("a b", [[2.0, 1.0]])])
 def test_records_of_older_states_are_read(later: tuple[Any, ...]) -> None:
-    """Goal: those that have a flag more, and perhaps no name of frozen parameters, and no clips."""
+    """Goal: a record has a flag more, and may lack clips, and the name of what is frozen."""
     encoded = msgpack.packb([[[["lr", 0.1]]], 2.0, 1.0, False, True, *later])
     frozen, clips = later + ("", [])[len(later) :]
     expected = StepHyper(
