@@ -42,7 +42,7 @@ ENVIRONMENT_ONLY: Final = (
     "LUWU_CONFIG", "LUWU_CONNECT", "LUWU_EVENTS", "LUWU_FAILPOINTS", "LUWU_INCARNATION",
     "LUWU_JOB_FILE", "LUWU_PRELOAD", "LUWU_RUN_ID",
 )  # fmt: skip
-"""Variables that are no keys: of the user LUWU_CONFIG, LUWU_FAILPOINTS and LUWU_PRELOAD."""
+"""Variables that are no keys; a user sets LUWU_CONFIG, LUWU_FAILPOINTS and LUWU_PRELOAD."""
 
 ARM_NAMES: Final = ("luwu", "luwu_ram", "fsdp", "fsdp_offload", "ddp", "single")
 LOSS_POLICIES: Final = ("stop", "wait", "drop")

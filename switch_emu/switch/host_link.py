@@ -1,4 +1,4 @@
-"""What the network cards of this host carry, as spans in the events of its switch.
+"""Counts what the network cards of this host carry, and records it as spans of its switch.
 
 Each span has the bytes sent (`up`) and received (`down`) since the one before, of all programs of
 this host, by the counts of Linux. An interface on another, as a bond, counts the same bytes again:

@@ -1,4 +1,4 @@
-"""What the network cards of a host carry, as spans."""
+"""A switch records what the network cards of its host carry."""
 
 from __future__ import annotations
 

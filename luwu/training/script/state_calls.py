@@ -1,4 +1,4 @@
-"""What a script puts into the state: first weights, attachments."""
+"""Calls by which a script puts first weights and attachments into the state."""
 
 from __future__ import annotations
 
