@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from luwu.launch.local_cluster import init_local
     from luwu.optim.app_state import AppState
     from luwu.optim.averages import ema, swa
-    from luwu.optim.diloco import DiLoCo
     from luwu.optim.state_dict import (
         get_model_state_dict,
         get_optimizer_state_dict,
@@ -76,7 +75,6 @@ _HOME = {
         ("luwu.launch.local_cluster", "init_local"),
         ("luwu.optim.app_state", "AppState"),
         ("luwu.optim.averages", "ema swa"),
-        ("luwu.optim.diloco", "DiLoCo"),
         (
             "luwu.optim.state_dict",
             "get_model_state_dict get_optimizer_state_dict "
@@ -104,7 +102,6 @@ _HOME = {
 __all__ = [
     "AppState",
     "ConfigError",
-    "DiLoCo",
     "DynamicLossScale",
     "ElasticSampler",
     "LuwuError",

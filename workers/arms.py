@@ -7,12 +7,10 @@ Those of torch, FSDP2 and DDP, are in `baselines.py`.
     fsdp           every rank its shard (FSDP2)     reduce-scatter: NCCL on GPUs, gloo on CPUs
     fsdp_offload   the same, in the host's memory, where it is updated too (CPUOffloadPolicy)
     ddp            every rank all of them           all-reduce: NCCL on GPUs, gloo on CPUs
-    diloco         every rank all of them           none: each trains alone, and every so many
-                                                    steps the node averages the weights
     single         one process that computes every worker's batch, one after the other
 
-All start from the same weights, bit for bit, and update them with AdamW, all but diloco on the mean
-gradient. The single arm adds in rank order and divides once, as an optimizer node does.
+All start from the same weights, bit for bit, and update them with AdamW on the mean gradient. The
+single arm adds in rank order and divides once, as an optimizer node does.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from luwu.base.digest import WeightsDigest
-from luwu.base.errors import ConfigError, LuwuError, StepAborted
-from workers.gpt import GPT, Block, GPTConfig, init_weights, without_storage
+from luwu.base.errors import ConfigError
+from workers.gpt import GPT, GPTConfig, init_weights, without_storage
 from workers.options import Options, env_int
 from workers.pace import pace_units
 
@@ -174,27 +172,15 @@ def _local_bytes(value: object) -> int:
     return local.nbytes if isinstance(local, torch.Tensor) else 0
 
 
-class _NetworkArm(Arm):
-    """A worker of a LuWu job."""
-
-    def __init__(self, options: Options, **agreed: str) -> None:
-        super().__init__(options)
-        luwu = self._luwu = importlib.import_module("luwu")  # baselines run without it
-        session = self._session = luwu.init(agree={"seed": str(options.seed), **agreed})
-        self.rank, self.world_size, self.device = session.rank, session.world_size, session.device
-
-    def _network_bytes(self) -> dict[str, Any]:
-        counters = self._session.nic.counters
-        return {"network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes}}
-
-
-class LuwuArm(_NetworkArm):
+class LuwuArm(Arm):
     """Weights and optimizer state live in the network; see `luwu`."""
 
     def __init__(self, options: Options, *, data_digest: str) -> None:
-        super().__init__(
-            options, data=data_digest, batch=str(options.batch), context=str(options.context)
-        )
+        super().__init__(options)
+        luwu = self._luwu = importlib.import_module("luwu")  # baselines run without it
+        agreed = {name: str(getattr(options, name)) for name in ("seed", "batch", "context")}
+        session = self._session = luwu.init(agree={**agreed, "data": data_digest})
+        self.rank, self.world_size, self.device = session.rank, session.world_size, session.device
 
     def build(self, config: GPTConfig) -> None:
         luwu, options = self._luwu, self.options
@@ -237,48 +223,16 @@ class LuwuArm(_NetworkArm):
         return None
 
     def measurements(self) -> dict[str, Any]:
-        session = self._session
+        session, counters = self._session, self._session.nic.counters
         early_ratio = session.pulls.early_ratio
         return {
-            **self._network_bytes(),
+            "network_bytes": {"push": counters.push_bytes, "pull": counters.pull_bytes},
             "worker_optimizer_bytes": 0,
             "worker_parameter_bytes_peak": session.pulls.bytes_count.peak,
             "unit_bytes_max": session.model.unit_bytes_max,
             "prefetch_units": session.nic.prefetch_units,
             "pull_before_use_ratio": None if math.isnan(early_ratio) else early_ratio,
         }
-
-
-class DilocoArm(_NetworkArm):
-    """A replicated model on each worker, averaged in rounds; see `luwu.DiLoCo`."""
-
-    def __init__(self, options: Options, *, data_digest: str) -> None:
-        super().__init__(options, data=data_digest, arm=options.arm)
-
-    def build(self, config: GPTConfig) -> None:
-        self.module = initialised(config, self.options, self.device)
-        self.optimizer = self._fused_adamw()
-        self._outer = self._luwu.DiLoCo(self.module, Block, every=self.options.local_steps)
-        self.first_step = self._outer.round * self.options.local_steps
-
-    def step(self, *, want_norm: bool) -> float | None:
-        norm = super().step(want_norm=want_norm)
-        try:
-            self._outer.step()
-        except StepAborted as error:
-            raise LuwuError(
-                f"round {error.step} was lost after it was decided ({error}); the weights of the "
-                "rounds since are in the workers alone: start again"
-            ) from error
-        return norm
-
-    def finish(self) -> None:
-        if self._outer.local_steps:
-            self._outer.end_round()
-        self._luwu.finish()
-
-    def measurements(self) -> dict[str, Any]:
-        return super().measurements() | self._network_bytes()
 
 
 class SingleArm(Arm):

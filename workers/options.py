@@ -16,7 +16,7 @@ from luwu.base.dtypes import COMPUTE_DTYPES, MASTER_DTYPES, STATE_DTYPES
 from luwu.base.errors import ConfigError
 from workers.gpt import Checkpointing, GPTConfig
 
-ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload", "diloco")
+ARM_NAMES = ("luwu", "fsdp", "ddp", "single", "fsdp_offload")
 HEAD_WIDTH = 32
 
 
@@ -77,7 +77,6 @@ class Options:
     global_workers: int | None = _option(
         int, None, "--arm single: workers' batches in a step; 1 unless given"
     )
-    local_steps: int = _option(int, 50, "--arm diloco: steps of a worker alone, between two rounds")
     log_every: int = _option(int, 10, "steps between lines of progress; 0 for none")
     result: Path | None = _option(
         Path, None, "FILE.json: rank r writes its results to FILE.rank<r>.json"
@@ -95,7 +94,7 @@ class Options:
                 f"--state-dtype and --master-dtype belong to --arm luwu, not to {self.arm}; leave "
                 "them out"
             )
-        for name in ("steps", "batch", "context", "layers", "width", "local_steps"):
+        for name in ("steps", "batch", "context", "layers", "width"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{_flag(name)} must be at least 1, got {getattr(self, name)}")
         for name in ("seed", "log_every", "compute_ms"):

@@ -30,7 +30,7 @@ from luwu.base.events import Recorder
 from luwu.base.process_memory import private_bytes
 from luwu.base.quantities import format_bytes
 from luwu.base.seeds import derive
-from workers.arms import Arm, DilocoArm, LuwuArm, SingleArm
+from workers.arms import Arm, LuwuArm, SingleArm
 from workers.data import Batches, Corpus, load_corpus
 from workers.options import Options, env_int, parse_options
 
@@ -56,8 +56,6 @@ def make_arm(options: Options, *, data_digest: str) -> Arm:
     """Join the run as a worker of the chosen arm."""
     if options.arm == "luwu":
         return LuwuArm(options, data_digest=data_digest)
-    if options.arm == "diloco":
-        return DilocoArm(options, data_digest=data_digest)
     if options.arm == "single":
         return SingleArm(options)
     from workers.baselines import BASELINES  # torch's half of it takes a second to import

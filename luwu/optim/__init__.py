@@ -8,7 +8,6 @@ app_state.py   a model and its optimizer as one object, for distributed checkpoi
 base.py        what all of them share: groups go out, steps come back
 algorithms.py  Adam, AdamW, Lion, Muon, SGD
 averages.py    averages of the weights: `luwu.ema`, `luwu.swa`
-diloco.py      local steps, and an outer optimizer in the network that averages them
 state_dict.py  state dicts of a model in the network and of its optimizer
 
 Examples:

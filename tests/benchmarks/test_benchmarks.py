@@ -47,7 +47,7 @@ def run_smoke(
 
 
 ARMS = {
-    "diloco": {"diloco", "luwu"}, "link": {"rate", "delay", "loss"}, "disk": {"raw", "pipeline"},
+    "link": {"rate", "delay", "loss"}, "disk": {"raw", "pipeline"},
     "predict": {"process", "call", "floor of a process", "floor of a call"},
     "restart": {"torch", "100k", "200k", "16KiB", "1MiB", "none", "process", "step"},
 }  # fmt: skip
@@ -85,7 +85,7 @@ LAWS: dict[str, Callable[[Any], bool]] = {
                 ("step", "--arms compute-only --cases exchange-bound", "measured"),
                 ("step", "--arms 'luwu streaming; always; budget 1/8' --cases clipped",
                  "measured"),
-                ("diloco", "", "emulated"), ("dilation", "", "emulated"),
+                ("dilation", "", "emulated"),
                 ("scale", "", "measured"), ("faults", "", "emulated"),
                 ("predict", "", "measured"), ("restart", "", None),
             )
