@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import statistics
 import subprocess
 import sys
 import threading
@@ -54,8 +53,8 @@ REAL = Training(layers=4, width=256, context=32, batch=1, workers=HOSTS_COUNT, s
 SMOKE_HOSTS_COUNT = 2
 SMOKE = Training(layers=2, width=64, context=16, batch=1, workers=SMOKE_HOSTS_COUNT, steps=5)
 MEANINGS = {
-    "luwu_over_bound_max": "time of luwu / its own bound, the worst of the cases that are not "
-    "marked cpu; less is better",
+    "luwu_over_bound_max": "time of luwu / its own bound, both over the steps whose bytes were "
+    "counted, the worst of the cases that are not marked cpu; less is better",
     "luwu_over_bound_max_all": "the same over all cases",
     "fsdp_over_luwu_min": "time of fsdp / time of luwu, the worst case; more is better",
     "ddp_wins": "cases in which ddp is faster than luwu",
@@ -93,7 +92,9 @@ class HostRun:
     step_seconds: list[float]
     """Seconds of each step that counts."""
     link_bytes: dict[str, float]
-    """Bytes that each link carried in such a step, by its name and direction."""
+    """Bytes that each link carried in such a step, by its name and direction; without the last."""
+    link_seconds: float
+    """Seconds of a step while they were counted."""
     weights_digest: str | None
 
 
@@ -135,6 +136,7 @@ class HostRuns:
                 for index, name in enumerate(names)
                 for way in ("up", "down")
             },
+            link_seconds=(to_ns - from_ns) / 1e9 / count,
             weights_digest=node.get("weights_digest") or records[0]["weights_digest"],
         )
 
@@ -298,9 +300,9 @@ def case_row(
         link_bytes_per_step=links, compute_seconds=compute_s, links_seconds=links_s,
         bound_seconds=bound_s,
         bound_by="compute" if compute_s > links_s else busiest,
-        over_bound=middle / bound_s, host_seconds=host_s,
+        over_bound=run.link_seconds / bound_s, host_seconds=host_s,
         is_cpu_bound=host_s > HOST_SHARE_MAX * bound_s,
-        busy_ratio=links_s / statistics.fmean(seconds),
+        busy_ratio=links_s / run.link_seconds,
         hidden_ratio=(links_s + compute_s - middle) / min(links_s, compute_s),
         weights_digest=run.weights_digest,
     )  # fmt: skip

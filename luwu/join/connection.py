@@ -171,7 +171,7 @@ def _url_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0").rstrip(".")
     if isinstance(value, RetryPolicy):
-        value = astuple(value)
+        value = astuple(value)[:3]  # of emulated links: without patience
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

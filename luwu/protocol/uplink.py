@@ -34,6 +34,10 @@ class _Entry(Generic[RequestT]):
     request: RequestT
     due_ns: int
     pause_ns: int
+    patient_until_ns: int
+    """Not repeated before, as long as others are answered."""
+    answers_count: int = 0
+    """Answers to any request, when it was planned."""
     order: int = 0
     """Number of its place in the queue; older places of the same key are ghosts."""
 
@@ -46,6 +50,7 @@ class Outstanding(Generic[RequestT]):
         self._entries: dict[Hashable, _Entry[RequestT]] = {}
         self._due: list[tuple[int, int, Hashable]] = []
         self._order = 0  # ties in time are broken by age, so runs replay exactly
+        self._answers_count = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -59,14 +64,17 @@ class Outstanding(Generic[RequestT]):
         `nbytes`: what is under way before its answer can be here.
         """
         pause_ns = self._policy.first_ns + int(nbytes * self._policy.ns_per_byte)
-        entry = _Entry(request, now_ns + pause_ns, pause_ns)
+        entry = _Entry(request, now_ns + pause_ns, pause_ns, now_ns + self._policy.patience_ns)
         self._entries[key] = entry
         self._plan(key, entry)
 
     def pop(self, key: Hashable) -> RequestT | None:
         """Forget a request because its answer came; None if it was not there (any more)."""
         entry = self._entries.pop(key, None)
-        return None if entry is None else entry.request
+        if entry is None:
+            return None
+        self._answers_count += 1
+        return entry.request
 
     def clear(self, keep: Callable[[Hashable], bool] = lambda key: False) -> list[RequestT]:
         """Forget all but the keys to keep; what was forgotten, oldest first."""
@@ -77,18 +85,23 @@ class Outstanding(Generic[RequestT]):
         """Everything is due now: a lost connection is back."""
         for key, entry in self._entries.items():
             entry.due_ns, entry.pause_ns = now_ns, self._policy.first_ns
+            entry.patient_until_ns = now_ns
             self._plan(key, entry)
 
     def due(self, now_ns: int) -> list[RequestT]:
-        """The requests to send again now; each is planned again with a doubled pause."""
+        """The requests to send again now; each is planned again with a doubled pause.
+
+        One that the policy is patient with is only planned again, if others were answered.
+        """
         requests: list[RequestT] = []
         while self._due and self._due[0][0] <= now_ns:
             _, order, key = heapq.heappop(self._due)
             entry = self._entries.get(key)
             if entry is None or entry.order != order:
                 continue  # answered, or planned anew, since
-            requests.append(entry.request)
-            entry.pause_ns = max(entry.pause_ns, min(entry.pause_ns * 2, self._policy.most_ns))
+            if entry.answers_count == self._answers_count or now_ns >= entry.patient_until_ns:
+                requests.append(entry.request)
+                entry.pause_ns = max(entry.pause_ns, min(entry.pause_ns * 2, self._policy.most_ns))
             entry.due_ns = now_ns + entry.pause_ns
             self._plan(key, entry)
         return requests
@@ -105,7 +118,7 @@ class Outstanding(Generic[RequestT]):
 
     def _plan(self, key: Hashable, entry: _Entry[RequestT]) -> None:
         self._order += 1
-        entry.order = self._order
+        entry.order, entry.answers_count = self._order, self._answers_count
         heapq.heappush(self._due, (entry.due_ns, self._order, key))
         if len(self._due) > 2 * len(self._entries) + 64:  # mostly ghosts of what was answered
             live = ((e.due_ns, e.order, key) for key, e in self._entries.items())

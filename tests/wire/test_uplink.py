@@ -230,3 +230,24 @@ def test_bytes_under_way_make_the_first_pause_longer() -> None:
     assert asked.due(500) == ["large"]
     assert asked.pop("small") == "small"
     assert asked.next_due_ns() == 1000
+
+
+def test_nothing_is_repeated_while_others_are_answered() -> None:
+    """Goal: a slow link does not carry twice what it is busy with; a request that is lost among
+    others is said again when they end, or when patience does; after a lost connection at once."""
+    patient = RetryPolicy(first_ns=100, most_ns=350, patience_ns=350)
+    asked: Outstanding[str] = Outstanding(patient)
+    for name in ("lost", "a", "b", "c", "d", "e"):
+        asked.add(name, name, 0)
+    asked.pop("a")
+    assert asked.due(100) == []
+    asked.pop("b")
+    assert asked.due(200) == []
+    assert asked.due(300) == ["lost", "c", "d", "e"], "no answer for a pause"
+    asked.pop("c")
+    assert asked.due(500) == ["lost", "d", "e"], "patience is over"
+    asked.add("new", "new", 500)
+    asked.pop("d")
+    asked.hurry(510)
+    asked.pop("e")
+    assert asked.due(510) == ["lost", "new"]

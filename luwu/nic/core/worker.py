@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 
 from luwu.aggregate import Aggregator
-from luwu.base.retry import RetryPolicy
+from luwu.base.retry import LAST_RESORT, RetryPolicy
 from luwu.nic.core.actions import Action, Encode, Gradient, Judged, Measure, Refused, StepDecided
 from luwu.nic.core.membership import Membership, Welcomed
 from luwu.nic.core.requests import Attachments, Encodings, Requests
@@ -94,7 +94,7 @@ class NicCore:
         role: Role = Role.WORKER, retry: RetryPolicy | None = None,
     ) -> None:  # fmt: skip
         self.out = Outbox(job=job, role=role, rank=rank, incarnation=incarnation)
-        self.uplink = Uplink(self.out.actions, retry or RetryPolicy())
+        self.uplink = Uplink(self.out.actions, retry or LAST_RESORT)
         self.membership = Membership(self.out, self.uplink, world_size)
         self.requests = Requests(self.out, self.uplink)
         self.encodings = Encodings(self.out, self.uplink)

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from luwu.base.retry import RetryPolicy
+from luwu.base.retry import LAST_RESORT, RetryPolicy
 from luwu.protocol.actions import Payload
 from luwu.protocol.children import Children, ranks_text
 from luwu.protocol.counted_ranks import CountedRanks
@@ -131,7 +131,7 @@ class NodeCore:
         if filling is None:
             self.joint = Alone(outbox, shard, state, steps)
         else:
-            retry = retry or RetryPolicy()
+            retry = retry or LAST_RESORT
             self.joint = Joint(outbox, children, shard, state, steps, filling, limits, retry)
         self.counted = CountedRanks(
             outbox, ranks, workers_min, grows=limits.workers_max is not None

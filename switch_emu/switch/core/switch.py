@@ -29,7 +29,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from luwu.aggregate import Aggregator
-from luwu.base.retry import RetryPolicy
+from luwu.base.retry import LAST_RESORT, RetryPolicy
 from luwu.base.tree import ranges_text, ranks_of
 from luwu.layout import Layout
 from luwu.protocol.actions import Payload
@@ -123,7 +123,7 @@ class SwitchCore:
         parents_count: int = 1, replicas: int = 1,
     ) -> None:  # fmt: skip
         self.limits = limits = limits or SwitchLimits()
-        retry = retry or RetryPolicy()
+        retry = retry or LAST_RESORT
         self.outbox = out = Outbox(job=job, role=Role.SWITCH, rank=rank, incarnation=incarnation)
         self.children = Children(out, children, limits.extent_chunks)
         self.uplink = up = Uplink(out.actions, retry)
