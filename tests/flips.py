@@ -186,7 +186,7 @@ class FlippingReads:
         self._flip(first, version, into.records()[0])
 
     def _flip(self, page: int, version: int, record: memoryview) -> None:
-        if threading.current_thread().name != "luwu-update":
+        if not threading.current_thread().name.startswith(("luwu-update", "node")):
             return
         random = self._flipper.random("memory", page, version)
         if random is not None:

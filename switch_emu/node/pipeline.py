@@ -9,7 +9,7 @@ A thread is one request in flight; there are more threads than CPU cores, as man
 buffers for. The core decides the order of pages; nothing is decided here.
 
 Threads never touch a core: they queue a function that the shell's loop calls. The loop is woken
-once for all functions in the queue.
+once for all functions in the queue. What is short, and waits for no disk, the loop does itself.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ from switch_emu.store.attachments import AttachmentFiles
 from switch_emu.store.records import RECORD_KEY
 from switch_emu.store.views import RecordRows
 
+_SHORT_ELEMS: Final = 64 * 1024
+"""Up to so many elements an extent is added and updated by the loop itself: to hand it to a thread
+takes longer than the kernel."""
 TREE_KEY: Final = "tree"
 """Key of `DecidedStep.extra`: its `luwu.base.tree.partial_sums`, if there were any."""
 
@@ -121,9 +124,12 @@ class Pipeline:
             buffers=self._sent,
         )  # fmt: skip
         """Versions that are pinned for readers."""
-        elems_max = max(chunk.elems for chunk in self._layout.chunks)
+        elems_max = plan.pages_together * max(chunk.elems for chunk in self._layout.chunks)
         self._tree = partial_sums(core.groups)
-        self._adder = Adder(plan.pages_together * elems_max, aggregator, core.groups)
+        self._adder = Adder(elems_max, aggregator, core.groups)
+        # The loop waits for no thread that adds, and has an adder of its own.
+        own_adder = Adder(min(elems_max, _SHORT_ELEMS), aggregator, core.groups)
+        self._scratch = Scratch(self._store.config, own_adder, plan.pages_together)
         self._sums = Buffers(aligned_buffer)  # the log writes them where they lie
         self._sums_room = plan.updates_count
         """Sums that may be made before the core has counted one; the plan has memory for them."""
@@ -139,6 +145,7 @@ class Pipeline:
         # Three queues: pulls must not wait for queued updates, nor either of them for readers.
         self._updates, reads, fields = (_Queue() for _ in range(3))
         self._queue_of = {ReadWeights: reads, CopyPage: reads, ReadField: fields}
+        self._kernels.enter_thread()
         self._threads: list[tuple[threading.Thread, _Queue]] = []
         for tasks, name, count, pages_max in (
             (self._updates, "luwu-update", plan.updates_count, plan.pages_together),
@@ -152,17 +159,37 @@ class Pipeline:
                 thread.start()
 
     def start(self, action: Any) -> None:
-        """Start an action of the core in a thread; a fold once there is room for its sum."""
+        """Start an action of the core, in a thread unless it is short; a fold once there is room
+        for its sum."""
         if isinstance(action, Fold):
             self._waiting_folds.append(action)
             self._start_folds()
         else:
-            self._queue_of.get(type(action), self._updates).put(action)
+            self._hand_over(action)
 
     def _start_folds(self) -> None:
         while self._waiting_folds and self._sums_room:
             self._sums_room -= 1
-            self._updates.put(self._waiting_folds.popleft())
+            self._hand_over(self._waiting_folds.popleft())
+
+    def _hand_over(self, action: Any) -> None:
+        if isinstance(action, Fold | Update) and self._is_short(action):
+            self._work[type(action)](action, self._scratch)
+        else:
+            self._queue_of.get(type(action), self._updates).put(action)
+
+    def _is_short(self, action: Fold | Update) -> bool:
+        """True for few elements, if nothing waits for a disk."""
+        extent, sums = self._layout.extents[action.extent], list(action.contributions)
+        if extent.elems > _SHORT_ELEMS or extent.form.whole:
+            return False
+        if isinstance(action, Update):
+            groups = (pages.group for pages in self._updates_of.of(action.extent))
+            if not all(self._store.is_quick(group.number, group.count) for group in groups):
+                return False
+        elif action.total is not None:
+            sums.append(action.total)
+        return not any(s.payload.is_spilled for s in sums if isinstance(s.payload, Payload))
 
     def take_finished(self) -> list[Finished]:
         """Actions finished since the last call. Raises the error of a thread."""
@@ -184,7 +211,7 @@ class Pipeline:
 
     def _serve(self, tasks: _Queue, pages_max: int) -> None:
         self._kernels.enter_thread()
-        scratch = Scratch(self._store.config, pages_max)
+        scratch = Scratch(self._store.config, self._adder, pages_max)
         while (action := tasks.get()) is not None:
             try:
                 self._work[type(action)](action, scratch)
@@ -296,7 +323,7 @@ class Pipeline:
         squares: tuple[float, ...] = ()
         for each in pages:
             group = each.group
-            with self._adder.terms(action.contributions, group.elems, group.start) as terms:
+            with scratch.adder.terms(action.contributions, group.elems, group.start) as terms:
                 squares += self._kernel.fold(terms, None, matrix.total(each))
             own = scratch.rows(group.number, group.count)
             found, nbytes = self._records(group, action.step, own)
@@ -360,7 +387,7 @@ class Pipeline:
             divisor=action.divisor, absent=action.absent,
         )  # fmt: skip
         pages_wanted = () if action.is_preview else self._wanting_sums(group)
-        with self._adder.terms(
+        with scratch.adder.terms(
             action.contributions, group.elems, group.start, as_one=bool(pages_wanted)
         ) as terms:
             if pages_wanted:
@@ -429,18 +456,21 @@ class Pipeline:
             is_checked=self._share.replicas > 1, has_masters=has_masters,
         )  # fmt: skip
 
-    def _fold(self, action: Fold, _: Scratch) -> None:
+    def _fold(self, action: Fold, scratch: Scratch) -> None:
         memory, payload = self._sums.take(self._layout.extents[action.extent].sum_bytes)
         start_ns = SYSTEM_CLOCK.now_ns()
         squares: dict[float, tuple[float, ...]] = {}
         for pages in self._updates_of.of(action.extent):
             part = pages.group.part(memory, "float32")
-            for norm_type, of_pages in self._fold_pages(action, pages.group, part).items():
+            found = self._fold_pages(action, pages.group, part, scratch.adder)
+            for norm_type, of_pages in found.items():
                 squares[norm_type] = squares.get(norm_type, ()) + of_pages
         self._span("fold", start_ns, step=action.step, extent=action.extent, bytes=memory.nbytes)
         self._report(lambda: self._folded(action, squares, payload))
 
-    def _fold_pages(self, action: Fold, group: PageGroup, memory: memoryview) -> BlockNorms:
+    def _fold_pages(
+        self, action: Fold, group: PageGroup, memory: memoryview, adder: Adder
+    ) -> BlockNorms:
         total = np.frombuffer(memory, np.float32)
         before = None
         if action.total is not None:  # copied: if it was spilled, its memory is free again at once
@@ -449,7 +479,7 @@ class Pipeline:
             before = total
         found: dict[float, tuple[float, ...]] = {}
         if action.contributions:
-            with self._adder.terms(action.contributions, group.elems, group.start) as contributions:
+            with adder.terms(action.contributions, group.elems, group.start) as contributions:
                 found[2.0] = self._kernel.fold(contributions, before, total)
         return found | {each: block_norms(total, each) for each in action.norm_types if each != 2}
 

@@ -51,27 +51,6 @@ def record_views(
     return Arrays(stored(WEIGHT), state, scales), counts
 
 
-class Scratch:
-    """Working memory of one thread: the records of some pages, and one page's weights."""
-
-    def __init__(self, config: StoreConfig, pages_max: int = 1) -> None:
-        self._config = config
-        record_bytes = max(kind.record_bytes for kind in config.kinds)
-        self._stride = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
-        self._records = aligned_buffer(pages_max * self._stride)
-        self._weights = aligned_floats(max(config.page_elems))
-
-    def rows(self, page: int, count: int) -> RecordRows:
-        """Memory for the records of so many pages, which are as large as that of `page`."""
-        size = self._config.kind(page).record_bytes
-        end = (count - 1) * self._stride + size
-        return RecordRows(self._records[:end], count, size, self._stride)
-
-    def weights(self, elems: int) -> F32Array:
-        """Memory for a page's weights."""
-        return self._weights[:elems]
-
-
 class Adder:
     """The terms of the sum of some pages; a thread reads back no more at once from the spill file.
 
@@ -137,6 +116,28 @@ class Adder:
                 sum_in_order([*before, _part(term, start, elems)], dtypes, total)
             before = (octets,)
         return octets
+
+
+class Scratch:
+    """Working memory of one thread: the records of some pages, and one page's weights."""
+
+    def __init__(self, config: StoreConfig, adder: Adder, pages_max: int = 1) -> None:
+        """`adder`: that of the thread, or of several."""
+        self._config, self.adder = config, adder
+        record_bytes = max(kind.record_bytes for kind in config.kinds)
+        self._stride = -(-record_bytes // BLOCK_BYTES) * BLOCK_BYTES
+        self._records = aligned_buffer(pages_max * self._stride)
+        self._weights = aligned_floats(max(config.page_elems))
+
+    def rows(self, page: int, count: int) -> RecordRows:
+        """Memory for the records of so many pages, which are as large as that of `page`."""
+        size = self._config.kind(page).record_bytes
+        end = (count - 1) * self._stride + size
+        return RecordRows(self._records[:end], count, size, self._stride)
+
+    def weights(self, elems: int) -> F32Array:
+        """Memory for a page's weights."""
+        return self._weights[:elems]
 
 
 def aligned_floats(elems: int) -> F32Array:

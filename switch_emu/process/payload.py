@@ -70,6 +70,11 @@ class Payload:
         if self._spill is not None:
             self._spill[0].free(self._spill[1])
 
+    @property
+    def is_spilled(self) -> bool:
+        """True if the bytes were moved out of RAM."""
+        return self._spill is not None
+
     def spill(self, file: SpillFile) -> None:
         """Move the bytes out of RAM."""
         if self._spill is None and self._holders_count > 0:

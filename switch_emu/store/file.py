@@ -444,6 +444,11 @@ class FilePageStore(PageStore):
             return False
         return self._sums.shape.has_place(page) and not self.has_turn(page)
 
+    def is_quick(self, first: int, count: int) -> bool:
+        """True if sums take the place of these pages, and wait in RAM for `prepare`."""
+        pages, log = range(first, first + count), self._sums
+        return log is not None and log.has_room(first, count) and all(map(self.wants_sum, pages))
+
     def sums_written(self, pages: slice = slice(None)) -> np.ndarray:
         """True for each of these pages that has a sum in the version being made: bool [pages]."""
         assert self._sums is not None
@@ -537,16 +542,14 @@ class FilePageStore(PageStore):
         decided = self._steps.decided
         if self._sums is None or decided is None:
             return step
-        newest = decided.extra.get(SUMS_KEY)
-        if step.applied:
-            newest = f"{step.version} {step.attempt}"
+        newest = f"{step.version} {step.attempt}" if step.applied else decided.extra.get(SUMS_KEY)
+        if newest is not None:
             step = replace(step, extra={**step.extra, SUMS_KEY: newest})
+        if step.applied:
             with self._stop_on_error(f"preparing version {step.version}"):
                 self._sums.seal(self._slot, step, decided)
         else:
             self._sums.forget()
-            if newest is not None:
-                step = replace(step, extra={**step.extra, SUMS_KEY: newest})
         return step
 
     def _write_manifest(self, step: DecidedStep, table: PageTable) -> ManifestRef:

@@ -166,6 +166,10 @@ class PageStore(Closing):
         """
         raise StateError("this store keeps no sums; write the page")
 
+    def is_quick(self, first: int, count: int) -> bool:
+        """True if these pages can be updated now without a wait for the disk."""
+        return False
+
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The records themselves, read-only, if they lie in RAM, at equal distances: saves a copy.
 

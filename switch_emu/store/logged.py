@@ -112,6 +112,10 @@ class LoggedPageStore(PageStore):
     ) -> RecordRows | None:  # fmt: skip
         return self._ram.rows_to_fill(first, count, version, attempt)
 
+    def is_quick(self, first: int, count: int) -> bool:
+        """True if the log keeps their sums in RAM until `prepare`."""
+        return self._ram.is_quick(first, count) and self._file.is_quick(first, count)
+
     def wants_sum(self, page: int) -> bool:
         return self._file.wants_sum(page)
 

@@ -73,6 +73,10 @@ class MemoryPageStore(PageStore):
         view = write_view(into, stop - start, f"page {page}, field {field_name}")
         self._read_range(page, self._steps.entry_to_read(page, version), start, view)
 
+    def is_quick(self, first: int, count: int) -> bool:
+        """True unless a version is pinned: pages of it are saved to a file first."""
+        return not self._steps.has_pins
+
     def rows_in_ram(self, first: int, count: int, version: int) -> RecordRows | None:
         """The side that holds this version, if it is one."""
         self._check_open()

@@ -35,6 +35,7 @@ from luwu.base.directories import check_space, flush_directory
 from luwu.base.dtypes import DTYPES
 from luwu.base.errors import PageCorruptError, StateError
 from luwu.base.foreign import MALFORMED, natural, parse_json
+from luwu.base.limits import MIB
 from switch_emu.store.config import StoreConfig
 from switch_emu.store.direct_io import BLOCK_BYTES, BlockFile, aligned_buffer
 from switch_emu.store.manifest import STEP_RECORD_BYTES_MAX, step_of, step_values
@@ -47,6 +48,10 @@ Redo = Callable[[int, memoryview, memoryview, str, DecidedStep, bytes], None]
 
 SLOTS_MAX: Final = 64
 _NOTE_BYTES_MAX: Final = 1024
+_SMALL_BYTES: Final = MIB // 4
+_WAITING_BYTES_MAX: Final = 4 * MIB
+"""Sums that are small wait in RAM until their step is prepared, up to so many bytes of them: then
+neighbours are written together."""
 _SUM_BYTES: Final = 4
 _ZEROS: Final = "zeros"
 _DTYPES: Final = ("", "float32", "bfloat16", "float16", _ZEROS)
@@ -114,8 +119,9 @@ class SumShape:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in RAM of the rows of all slots, and of those being written."""
-        return (self.slots_count + 1) * (len(self.places) - 1) * self.row.itemsize
+        """Bytes in RAM of the rows of all slots, of those being written and of waiting sums."""
+        rows_bytes = (self.slots_count + 1) * (len(self.places) - 1) * self.row.itemsize
+        return rows_bytes + min(self.places[-1], _WAITING_BYTES_MAX)
 
     @property
     def file_bytes(self) -> int:
@@ -184,6 +190,9 @@ class SumLog(Closing):
         }
         self._rows = np.zeros(config.page_count, self.shape.row)
         """The rows of the version being made."""
+        self._waiting: dict[int, bytes] = {}
+        """Sums that are still to be written, by their offset."""
+        self._waiting_bytes = 0
 
     def chain(self, step: DecidedStep) -> list[LoggedStep]:
         """The steps in the log that a version may need, the oldest first.
@@ -213,12 +222,34 @@ class SumLog(Closing):
         """Write the sum of a page in the version being made; the last one counts."""
         assert len(data) == self._config.page_elems[page] * DTYPES[dtype].nbytes
         data, dtype = _narrowed(data, dtype)
-        self._file.write(self.shape.offset(slot, page), data)
+        offset = self.shape.offset(slot, page)
+        self._waiting.pop(offset, None)
+        if self.has_room(page, 1):
+            self._waiting[offset] = bytes(data)
+            self._waiting_bytes += len(data)
+        else:
+            self._file.write(offset, data)
         digest = xxhash.xxh3_128_digest(data)
         self._rows[page] = _DTYPES.index(dtype), digest, note.ljust(self.shape.note_bytes, b"\0")
 
+    def has_room(self, first: int, count: int) -> bool:
+        """True if the sums of so many pages, from `first` on, would wait for `seal`."""
+        nbytes = self.shape.places[first + count] - self.shape.places[first]
+        return nbytes <= min(_SMALL_BYTES, _WAITING_BYTES_MAX - self._waiting_bytes)
+
+    def _write_waiting(self) -> None:
+        start, run = 0, bytearray()
+        for offset in sorted(self._waiting):
+            data = self._waiting.pop(offset)
+            if offset != start + len(run):
+                self._file.write(start, memoryview(run))
+                start, run = offset, bytearray()
+            run += data.ljust(_whole(len(data)), b"\0")
+        self._file.write(start, memoryview(run))
+
     def seal(self, slot: int, step: DecidedStep, before: DecidedStep) -> None:
-        """Write the header of the version being made; the caller flushes."""
+        """Write what waits, and the header of the version being made; the caller flushes."""
+        self._write_waiting()
         record = json.dumps(step_values(step), separators=(",", ":")).encode()
         if len(record) > STEP_RECORD_BYTES_MAX:
             raise StateError(
@@ -238,6 +269,8 @@ class SumLog(Closing):
 
     def forget(self) -> None:
         """Nothing of the version being made counts."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
         self._rows = np.zeros(self._config.page_count, self.shape.row)
 
     def written(self, pages: slice) -> np.ndarray:

@@ -377,6 +377,11 @@ class StepState:
         with self._lock:
             self._pins = [other for other in self._pins if other is not pin]
 
+    @property
+    def has_pins(self) -> bool:
+        """True if a version is pinned."""
+        return bool(self._pins)
+
     def close_pins(self) -> None:
         """Close all pins."""
         for pin in self._pins:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +23,8 @@ from luwu.launch.local_cluster import LocalCluster
 from luwu.launch.nodes import fold_nodes
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.nic.shell import Nic
-from switch_emu.node import page_updates, placement
-from switch_emu.node.page_updates import redo_of
+from switch_emu.node import page_updates, pipeline, placement
+from switch_emu.node.page_updates import PageUpdates, redo_of
 from switch_emu.store import FilePageStore
 from switch_emu.store.sums import SUMS_NAME
 from tests.helpers.exports import export, train
@@ -202,3 +204,26 @@ def test_a_disk_without_room_for_the_log_is_refused(
         train(Job(), tmp_path / "state", tmp_path)
     assert isinstance(caught.value, StoreFullError)
     assert not list((tmp_path / "state").glob("*.dat"))
+
+
+@pytest.mark.parametrize("changes", [{}, {"state": None}, {"log_steps": 1}])
+@pytest.mark.parametrize("short_elems", [0, 1 << 20])
+def test_the_loop_updates_what_is_short(
+    short_elems: int, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I3. Goal: a node's loop updates short extents in RAM itself, and leaves to threads whatever
+    is long or waits for a disk, as pages do whose turn it is to be written; the bits are equal."""
+    monkeypatch.setattr(pipeline, "_SHORT_ELEMS", short_elems)
+    apply, names = PageUpdates.apply, Counter[bool]()
+
+    def counted(*given: Any, **named: Any) -> Any:
+        names[threading.current_thread().name == "luwu-update"] += 1
+        return apply(*given, **named)
+
+    monkeypatch.setattr(PageUpdates, "apply", counted)
+    job = Job()
+    with cluster_for(job, tmp_path, **({"state": tmp_path / "state"} | changes)) as cluster:
+        cluster.run(Worker(job))
+        assert cluster.weights_digest() == plain(job).digest
+    assert (names[False] > 0) == (short_elems > 0 and "log_steps" not in changes)
+    assert (names[True] > 0) == (short_elems == 0 or "state" not in changes)

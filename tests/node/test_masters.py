@@ -17,6 +17,7 @@ from luwu.base.events import Recorder
 from luwu.layout import Layout, Parameter, Unit
 from luwu.protocol.contribution import Contribution
 from luwu.wire.hyper import encode_hyper
+from switch_emu.node import pipeline
 from switch_emu.node.core.actions import LoadPage, ReadWeights, Update
 from switch_emu.node.page_updates import Kernels
 from switch_emu.node.pages import store_config, weights_digest
@@ -193,6 +194,30 @@ def test_a_preview_leaves_the_masters(nodes: tuple[Node, Node]) -> None:
     made = content(preview)
     assert made != expected
     assert content(node.update(EXTENT, 0)[0]) == made
+
+
+def test_a_short_update_waits_for_no_thread(nodes: tuple[Node, Node]) -> None:
+    """Goal: the loop adds by itself, while threads have the memory in which they add."""
+    elems = LAYOUT.extents[EXTENT].elems
+    grads = [Payload(memoryview(bytearray(4 * elems))) for _ in range(2)]
+    said = [Contribution(1 << i, 1.0, True, "float32", g, 4 * elems) for i, g in enumerate(grads)]
+    for node in nodes:
+        with node._pipeline._adder._lock:
+            assert node.update(EXTENT, 0, contributions=tuple(said))[0] is not None
+
+
+def test_pages_on_different_sides_are_updated_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I3. Goal: the loop and a thread make the same bits of two pages, of which one had no gradient
+    in the step before, and so lies on the other side."""
+    digests = set()
+    for short_elems in (0, 1 << 16):
+        monkeypatch.setattr(pipeline, "_SHORT_ELEMS", short_elems)
+        node = Node(in_arenas=False, update="streaming")
+        for step, absent in enumerate((0b10, 0)):
+            node.update(1, step, absent=absent)
+            digests.add((step, node.decide(step + 1)))
+        node.close()
+    assert len(digests) == 2
 
 
 def test_weights_after_a_skipped_step_are_where_they_were(nodes: tuple[Node, Node]) -> None:

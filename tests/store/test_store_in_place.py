@@ -18,7 +18,9 @@ def test_in_place_a_version_overwrites_the_one_before() -> None:
     store = MemoryPageStore(small_config(), in_place=True)
     pages = range(store.config.page_count)
     take_step(store, 0)
+    assert store.is_quick(0, 1)
     with store.pin() as pin:
+        assert not store.is_quick(0, 1), "what it overwrites goes to a file"
         rows = store.rows_to_fill(0, 1, 1, 0)
         assert rows is not None
         rows.memory[:] = record(store, 0, 1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from luwu.base.errors import ConfigError, StateError
-from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, StoreConfig
+from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, StoreConfig, sums
 from switch_emu.store.logged import LoggedPageStore
 from switch_emu.store.sums import SUMS_NAME, SumShape, _narrowed
 from tests.suites.store_suite import contents, read, record, small_config, sum_of, take_step
@@ -144,9 +144,13 @@ class Job:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_killed_after_any_step_a_store_opens_at_it(tmp_path: Path, seed: int) -> None:
+def test_killed_after_any_step_a_store_opens_at_it(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """P2, P9. Goal: pages and sums on disk are each version, whatever was updated, skipped, given
-    up or opened again before. Method: 30 calls drawn from a seed; after each, open a copy."""
+    up or opened again, and whether all sums wait, some or none. Method: 30 calls from a seed; after
+    each, open a copy."""
+    monkeypatch.setattr(sums, "_WAITING_BYTES_MAX", (0, 40_000, 1 << 20)[seed % 3])
     job = Job(tmp_path / "store", seed, has_zeros=seed % 2 > 0)
     for call in range(30):
         what = job.random.choice(("step", "step", "step", "skip", "abort", "prepared", "open"))
@@ -181,6 +185,41 @@ def test_a_page_is_written_whole_when_its_turn_comes(tmp_path: Path) -> None:
     headers = SLOTS * file._sums.shape.header_bytes if file._sums else 0
     assert written <= headers
     job.check_image(tmp_path / "image")
+    job.store.close()
+
+
+def test_small_sums_wait_and_neighbours_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9. Goal: until a step is prepared its small sums cost no write, then one for neighbours; a
+    page's last sum counts, whether it waits or not; of a step that is given up none is written."""
+    job = Job(tmp_path / "store", 0)
+    log, offsets = job.store._file._sums, list[int]()
+    assert log is not None
+    write = log._file.write
+
+    def recorded(offset: int, data: memoryview) -> None:
+        offsets.extend([offset] * (len(data) > 0))
+        write(offset, data)
+
+    monkeypatch.setattr(log._file, "write", recorded)
+    pages = [page for page in TRAINED if job.store.wants_sum(page)]
+    again, offset = pages[0], log.shape.offset(0, pages[0])
+    most = sum(log.shape.places[page + 1] - log.shape.places[page] for page in pages)
+    monkeypatch.setattr(sums, "_WAITING_BYTES_MAX", most)
+    assert job.store._file.is_quick(again, 1)
+    job.expected[0] = job.write(pages, 1, 0)
+    assert not offsets
+    assert not job.store._file.is_quick(again, 1)
+    job.write([again], 1, 0)
+    assert offsets == [offset]
+    job.store.prepare(DecidedStep(version=1, attempt=0))
+    assert len(offsets) == 3, "one for all others, and the header"
+    assert offset not in offsets[1:]
+    job.give_up(())
+    job.give_up(pages)
+    job.step(())
+    assert all(each < log.shape.offset(0, 0) for each in offsets[3:])
     job.store.close()
 
 
