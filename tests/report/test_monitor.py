@@ -185,7 +185,10 @@ def test_a_run_that_is_over_is_neither_running_nor_starting(
     for pid, state in ((_ended_pid(), "gone"), (node.pid, "gone")):
         write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": pid})
         assert Watch(fresh).document()["state"] == state
-    with subprocess.Popen([sys.executable, "-c", "input()", "luwu"], stdin=subprocess.PIPE) as live:
+    command = [sys.executable, "-c", "print(flush=True); input()", "luwu"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as live:
+        assert live.stdout is not None
+        live.stdout.readline()  # before, its command line may not be there yet
         write_json(fresh.file("resolved.json"), {"schema": 1, "keys": {}, "pid": live.pid})
         assert Watch(fresh).document()["state"] == "starting"
     write_outcome(run, 130, "interrupted")
