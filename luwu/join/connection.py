@@ -27,7 +27,7 @@ import math
 import re
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,7 +171,7 @@ def _url_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0").rstrip(".")
     if isinstance(value, RetryPolicy):
-        value = astuple(value)[:3]  # of emulated links: without patience
+        value = value.first_ns, value.most_ns, value.ns_per_byte  # emulated links have no patience
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -233,8 +233,8 @@ def test_bytes_under_way_make_the_first_pause_longer() -> None:
 
 
 def test_nothing_is_repeated_while_others_are_answered() -> None:
-    """Goal: a slow link does not carry twice what it is busy with; a request that is lost among
-    others is said again when they end, or when patience does; after a lost connection at once."""
+    """Goal: a slow link does not carry a request twice. One that was lost is repeated when answers
+    to others stop, or after `patience_ns`, and at once after the connection was lost."""
     asked: Outstanding[str] = Outstanding(RetryPolicy(first_ns=100, most_ns=350, patience_ns=350))
     for name in ("lost", "a", "b", "c", "d", "e"):
         asked.add(name, name, 0)
