@@ -136,8 +136,6 @@ class Story:
         self.device.make(self.config)
         if self.is_logged:
             shape = SumShape(self.config, SLOTS_COUNT, 8)
-            waiting_bytes_max = (0, 4096, 1 << 20)[self.seed // 3 % 3]
-            vars(sys.modules[SumShape.__module__])["_WAITING_BYTES_MAX"] = waiting_bytes_max
             self.device.make_log(shape, self.config.store_uuid)
         self.device.at_flush = self._may_be_cut
         store = self._open()
