@@ -19,15 +19,8 @@ from luwu.launch.processes.failures import role_failure, worker_failure
 from luwu.launch.processes.run_directory import RunDirectory
 from luwu.monitor.watch import Watch
 from switch_emu.roles import failed
-from tests.house.source import ROOT, modules
+from tests.house.source import ROOT, modules, no_syntax_tree_is_left  # noqa: F401 - for all
 from tests.pages import errors_page
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_syntax_tree_is_left() -> Iterator[None]:
-    """The garbage collector would look at all of them in every test that comes after these."""
-    yield
-    modules.cache_clear()
 
 
 @functools.cache

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("luwu", "switch_emu", "workers")
 
@@ -84,6 +86,13 @@ def modules(root: Path, folders: tuple[str, ...] = PRODUCT) -> dict[str, Module]
             name = ".".join(parts[:-1] if is_package else parts)
             found[name] = Module(root, path, name, is_package)
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_syntax_tree_is_left() -> Iterator[None]:
+    """The garbage collector would look at all of them in every test that comes after these."""
+    yield
+    modules.cache_clear()
 
 
 def imported(module: Module, known: dict[str, Module]) -> Iterator[tuple[str, str, str]]:

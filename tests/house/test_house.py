@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,14 +10,7 @@ import pytest
 from tests.house import labels, sizes, structure, texts
 from tests.house.__main__ import COUNTS, Count
 from tests.house.amounts import BOUNDS, amounts
-from tests.house.source import ROOT, modules
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_syntax_tree_is_left() -> Iterator[None]:
-    """The garbage collector would look at all of them in every test that comes after these."""
-    yield
-    modules.cache_clear()
+from tests.house.source import ROOT, modules, no_syntax_tree_is_left  # noqa: F401 - for all
 
 
 @pytest.mark.parametrize("count", COUNTS, ids=[count.what for count in COUNTS])

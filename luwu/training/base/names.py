@@ -29,11 +29,6 @@ def class_name(module: nn.Module) -> str:
     return original.__name__
 
 
-def is_sharded(module: nn.Module) -> bool:
-    """True if `fully_shard` was called on this module."""
-    return hasattr(type(module), ORIGINAL)
-
-
 class Entry(NamedTuple):
     """A parameter or buffer of a module, as a state dict has it."""
 

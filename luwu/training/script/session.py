@@ -15,8 +15,7 @@ hyper-parameters are stated when the backward begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -244,14 +243,6 @@ class Session:
                 self.attachments.begin()
         if unit.is_root:
             self.pulls.prefetcher.begin_forward(unit.below)
-
-    @contextmanager
-    def unit_here(self, unit: Unit) -> Iterator[Sequence[torch.Tensor]]:
-        """Pull a unit's weights, without a forward; in order of its members, until the end."""
-        self._begin_forward(unit, False)
-        self.pulls.acquire(unit)
-        yield unit.weights.parameters
-        self.pulls.release(unit)
 
     def commit(self, part: OptimizerPart, *, skip: bool = False) -> StepResult:
         """An optimizer steps: with the last one that has to, the step is committed.
