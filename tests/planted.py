@@ -187,7 +187,7 @@ BUGS = (
         "a step is decided before all ranks' cursors lie beside it: what a rank attaches is where "
         "the cursor of its data is kept",
         "switch_emu/node/core/node.py",
-        {"(not keeps or step.has_kept(": "(True or step.has_kept("},
+        {"(not keeps or step.has_kept)": "(True or step.has_kept)"},
         HISTORIES,
     ),
     Bug(

@@ -103,7 +103,7 @@ class Gathering:
         if m.step == self._outbox.step or self._steps.open is None:
             return True
         # What is attached to the open step may wait behind it, in the window.
-        return self._steps.open.has_kept(self._children.members.active)
+        return self._steps.open.has_kept
 
     def _count_duplicate(self, m: wire.Push) -> None:
         members = self._children.members

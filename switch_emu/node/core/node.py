@@ -419,7 +419,6 @@ class NodeCore:
             self.first_weights.start()
         if step is None or step.preparing:
             return
-        active = self.children.members.active
         if not state.must_discard:
             if not self.steps.lacks_pieces:
                 self.updates.start(step)
@@ -431,7 +430,7 @@ class NodeCore:
         is_here = self.filling is None or self.filling.has_held
         is_complete = is_complete and step.parts is not None and is_here
         keeps = step.keeps and 0 in self.shard.share.stripes  # its owners keep it for all
-        if is_complete and (not keeps or step.has_kept(active)):
+        if is_complete and (not keeps or step.has_kept):
             step.preparing = True
             kept_attempt = step.attempt if keeps else None
             state.prepare(step.number + 1, step.verdict, step.hyper, kept_attempt)

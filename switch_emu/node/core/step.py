@@ -111,10 +111,13 @@ class PartSum:
     contributors: int = 0
     contributions: list[Contribution] = field(default_factory=list)
     complete: bool = False
+    is_out: bool = False
+    """Its payloads were handed out."""
 
     def payloads(self) -> list[Contribution]:
         """The payloads to add, in rank order."""
-        return [c for c in rank_order(self.contributions) if c.payload is not None]
+        here = [] if self.is_out else rank_order(self.contributions)
+        return [c for c in here if c.payload is not None]
 
 
 @dataclass(slots=True)
@@ -210,7 +213,7 @@ class Step:
         """All payloads, to be dropped."""
         found: list[Payload | None] = []
         for entry in self.extents.values():
-            found += [c.payload for part in entry.parts.values() for c in part.contributions]
+            found += [c.payload for part in entry.parts.values() for c in part.payloads()]
             found += [None if entry.total is None else entry.total.payload]
         return [payload for payload in found if payload is not None]
 
@@ -232,7 +235,7 @@ class Step:
         gradient = self._gradient(entry)
         entry.total = None
         for part in entry.parts.values():
-            part.contributions = [replace(c, payload=None) for c in part.contributions]
+            part.is_out = True
         return gradient
 
     def next_update(
@@ -286,8 +289,7 @@ class Step:
             if not present:
                 entry.folded_count += 1
                 continue
-            entry.folding = True
-            part.contributions = [replace(c, payload=None) for c in part.contributions]
+            entry.folding = part.is_out = True
             total, entry.total = entry.total, None
             absent = common_absent(present if total is None else (total, *present))
             return Fold(extent, self.number, attempt, number, total, present, absent, norm_types)
@@ -319,9 +321,10 @@ class Step:
                 dict.fromkeys([*self.norm_types, *(clip.norm_type for clip in clips)])
             )
 
-    def has_kept(self, ranks: int) -> bool:
+    @property
+    def has_kept(self) -> bool:
         """True if everything that is to be kept beside the step is put aside."""
-        return not self.keeps or self.kept_ranks == ranks
+        return not self.keeps or self.kept_ranks == self.ranks
 
     @property
     def stated(self) -> StepHyper:
@@ -507,17 +510,20 @@ class Steps:
     @property
     def is_overwriting(self) -> bool:
         """True if pages of the decided version may be overwritten by the open step."""
-        return self._is_applied_in_place and not self.lacks_pieces
+        step = self._applied_in_place
+        return step is not None and step.has_kept
 
     @property
     def lacks_pieces(self) -> bool:
         """True if the open step would overwrite pages, but for what is still to be attached."""
-        step, active = self.open, self._children.members.active
-        return self._is_applied_in_place and step is not None and not step.has_kept(active)
+        step = self._applied_in_place
+        return step is not None and not step.has_kept
 
     @property
-    def _is_applied_in_place(self) -> bool:
-        return self._shard.is_in_place and self.open is not None and self.open.is_applied
+    def _applied_in_place(self) -> Step | None:
+        """The open step, if it is applied where the decided version lies."""
+        step = self.open if self._shard.is_in_place else None
+        return step if step is not None and step.is_applied else None
 
     def lacks_pieces_of(self, ranks: int) -> bool:
         """True if the open step can never be decided, as attachments of these ranks are lost."""
