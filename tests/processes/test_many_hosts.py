@@ -62,10 +62,10 @@ def start_worker(shell: Terminal, network: Hosts, url: str, index: int) -> Comma
         "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2",
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{network.address(0)}:29400",
         "--rdzv-id", "gpt", "--rdzv-conf", f"is_host={index == 0}",
-        "--local-addr", network.address(index),
-        "--shutdown-timeout", "1", "--log-dir", f"torchrun-{index}",
+        "--local-addr", network.address(index), "--log-dir", f"torchrun-{index}",
     ]  # fmt: skip
-    environ = {"LUWU_CONNECT": url, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environ["LUWU_CONNECT"] = url
     return shell.start_program([*network.host(index), *TORCHRUN], [*flags, *JOB], environ)
 
 
