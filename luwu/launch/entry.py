@@ -134,9 +134,13 @@ def _finish() -> None:
 
 
 def _threads() -> list[str]:
-    """Threads that Python waits for before this process ends."""
-    ours = threading.current_thread()
-    return [each.name for each in threading.enumerate() if not each.daemon and each is not ours]
+    """Threads that Python waits for before this process ends; but not those of executors that have
+    nothing to do (as torch.compile leaves them), which it ends."""
+    executors = sys.modules.get("concurrent.futures.thread")
+    file = executors and executors.__file__
+    idle = {at for at, frame in sys._current_frames().items() if frame.f_code.co_filename == file}
+    ours = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    return [each.name for each in ours if not each.daemon and each.ident not in idle]
 
 
 def _has_joined() -> bool:

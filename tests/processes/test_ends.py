@@ -21,6 +21,7 @@ LIMIT_S = 120.0
 """Guards against a wait for ever; the runs take some seconds."""
 PRINTS = """
 import os, signal, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from tests import light_job
 print("x" * 100_000, flush=True)
 WHEN
@@ -127,7 +128,10 @@ def test_other_commands_whose_output_nobody_takes(
     assert "Exception ignored" not in ended.stderr
 
 
-STAYS = "threading.Thread(target=time.sleep, args=(4,), name='uploader').start()"
+STAYS = (
+    "(idle := ThreadPoolExecutor()).submit(int).result(), "
+    "threading.Thread(target=time.sleep, args=(4,), name='uploader').start()"
+)
 BREAKS_OFF = "if os.environ['RANK'] == '1': os._exit(0)"
 
 
@@ -144,7 +148,7 @@ def test_a_rank_that_ends_by_force_is_lost(tmp_path: Path) -> None:
 @pytest.mark.feature("a thread of the script that stays behind")
 def test_ranks_that_end_after_their_goodbye(tmp_path: Path) -> None:
     """I6. Goal: every step is decided, so the run ends well, though a rank ends by force; and what
-    it waits for is said: rank and thread."""
+    it waits for is said: rank and thread, but for those of executors that have nothing to do."""
     end = f"{STAYS} if os.environ['RANK'] == '1' else os._exit(0)"
     ended = shell(tmp_path, command(tmp_path, end=end))
     assert ended.returncode == 0, ended.stderr
