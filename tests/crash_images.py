@@ -1,7 +1,8 @@
 """What a power cut can leave of a page store: `python -m tests.crash_images --count N [--seed S]`.
 
-Short stories are told to the real store on a simulated device, two of three with a log of sums:
-steps, skipped steps, attempts given up before and after they were prepared, closings and openings.
+Short stories are told to the real store on a simulated device, two of three with a log of sums (all
+wait for the end of their step, or a block of them, or none): steps, skipped steps, attempts given
+up before and after they were prepared, closings and openings.
 Before every flush, and after every call, the power is cut: each subset of the blocks that are not
 flushed is an image, where they are 12 at most; else none and all, every single block, every pair,
 and a random part. Then random ones in which blocks are torn between sectors of 512 bytes, and ones
@@ -29,11 +30,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
+from unittest.mock import patch
 
 from luwu.base.clock import SYSTEM_CLOCK
 from luwu.base.errors import LuwuError
+from luwu.base.limits import MIB
 from luwu.base.seeds import derive
 from switch_emu.store import DecidedStep, FilePageStore, MemoryPageStore, PageStore, StoreConfig
+from switch_emu.store.direct_io import BLOCK_BYTES
 from switch_emu.store.sums import SumShape
 from tests.simulate.device import Device, busy, simulated
 from tests.suites.store_suite import (
@@ -348,7 +352,8 @@ def _go_on(device: Device, store: PageStore, found: State) -> None:
 def try_story(seed: int, images_max: int | None = None) -> Result:
     """All images of one story, or as many."""
     result = Result()
-    with simulated():
+    waiting_bytes_max = (MIB, BLOCK_BYTES, 0)[seed // 3 % 3]
+    with simulated(), patch("switch_emu.store.sums._WAITING_BYTES_MAX", waiting_bytes_max):
         story = Story(seed)
         try:
             story.tell()
