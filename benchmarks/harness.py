@@ -17,6 +17,7 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
 import threading
@@ -153,7 +154,9 @@ def copy_bytes_per_s(threads: int = 2, nbytes: int = COPY_BYTES, repeats: int = 
 
 
 def flags(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser with the flags every benchmark has."""
+    """A parser with the flags every benchmark has. SIGTERM ends one as Ctrl-C does from then on, so
+    that what it started ends too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
