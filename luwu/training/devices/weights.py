@@ -24,14 +24,14 @@ import itertools
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from luwu.base.address_range import AddressRange, Memory
-from luwu.base.errors import StepOrderError
+from luwu.base.errors import LuwuError, StepOrderError
 from luwu.nic.memory import SharedWeights
 from luwu.training.devices.device import CudaDevice
 
@@ -64,6 +64,10 @@ WEIGHTS = Storages()
 """Storages of every unit's weights: the memory behind them comes and goes (`weights.py`)."""
 
 
+WRITTEN: Final = (
+    "the change would be lost, because the weights live in the network. Only the optimizer changes "
+    "them; what a forward changes is a buffer"
+)
 _ADDRESSES_MAX = 2
 """Places of a unit's weights in shared memory: one for even and one for odd steps."""
 
@@ -81,6 +85,19 @@ class ByteCount:
         self.peak = max(self.peak, self.now)
 
 
+class _Weight(nn.Parameter):
+    """A parameter while its weights are here: nothing changes them unseen."""
+
+    @property
+    def data(self) -> Tensor:
+        """The values; unlike torch's, with the parameter's version, so that writes are noticed."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: object) -> NoReturn:
+        raise LuwuError(f"a weight was changed by `.data =`; {WRITTEN}")
+
+
 class _View:
     """One place of the flat vector, and the parameters that are views of it."""
 
@@ -88,7 +105,7 @@ class _View:
         self.flat = flat
         WEIGHTS.add(flat)
         self.parameters = [
-            nn.Parameter(flat[start : start + shape.numel()].view(shape), requires_grad)
+            _Weight(flat[start : start + shape.numel()].view(shape), requires_grad)
             for start, shape, requires_grad in places
         ]
         self.version = 0

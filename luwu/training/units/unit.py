@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from luwu.base.errors import ConfigError, LuwuError
 from luwu.layout import Layout
 from luwu.training.base.names import class_name
 from luwu.training.devices.device import CudaDevice, Device
-from luwu.training.devices.weights import ByteCount, DeviceWeights, UnitWeights
+from luwu.training.devices.weights import WRITTEN, ByteCount, DeviceWeights, UnitWeights
 from luwu.training.units.placeholder import Placeholder
 
 if TYPE_CHECKING:
@@ -305,23 +305,29 @@ class Unit:
 
     def check_unchanged(self) -> None:
         """Make sure that the modules are those of the layout. Raises ConfigError before a pull."""
-        for member in self.members:
-            placeholder = member.placeholder
-            for module, name in member.places:
-                if module._parameters.get(name) is not placeholder:
-                    raise ConfigError(
-                        f"parameter {placeholder.luwu_name} of {class_name(module)} was replaced "
-                        "after the optimizer was made; change the model before luwu.fully_shard"
-                    )
+        if replaced := self._replaced([member.placeholder for member in self.members]):
+            raise ConfigError(
+                f"{replaced} was replaced after the optimizer was made; change the model before "
+                "luwu.fully_shard"
+            )
 
     def check_unwritten(self) -> None:
         """Make sure that the script left the weights alone. Raises LuwuError before they go."""
         if self.weights.was_written():
             raise LuwuError(
                 f"unit {self.name}: a weight was changed in place between its pull and its free; "
-                "the change would be lost, because the weights live in the network. Only the "
-                "optimizer changes them"
+                f"{WRITTEN}"
             )
+        if replaced := self._replaced(self.weights.parameters):
+            raise LuwuError(f"{replaced} was replaced between its pull and its free; {WRITTEN}")
+
+    def _replaced(self, expected: Iterable[nn.Parameter]) -> str:
+        """The first parameter for which a module holds another than expected, if there is one."""
+        for member, parameter in zip(self.members, expected, strict=True):
+            for module, name in member.places:
+                if module._parameters.get(name) is not parameter:
+                    return f"parameter {member.placeholder.luwu_name} of {class_name(module)}"
+        return ""
 
 
 def _sum(kept: torch.Tensor | None, left: torch.Tensor | None) -> torch.Tensor | None:

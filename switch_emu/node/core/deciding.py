@@ -114,7 +114,7 @@ class Alone:
     def request_abort(self, request: AbortRequest) -> bool:
         """True if the attempt may be given up now; else the abort waits."""
         step = self._steps.open
-        is_judged = step is not None and step.is_judged
+        is_judged = step is not None and step.verdict is not None
         is_decided = self._state.is_sealing or (is_judged and not request.is_lost)
         # Before the first weights are decided, what was pushed waits for them, and so does this.
         if is_decided or self._state.version is None:
@@ -209,7 +209,7 @@ class Joint:
         if self._filling.number and not m.applied and m.step == self._outbox.step:
             step = self._steps.at(m.step)
             step.is_stated = True  # its sums may never be complete here, and are void
-        if step is None or m.step != step.number or not step.is_stated or step.is_judged:
+        if step is None or m.step != step.number or not step.is_stated or step.verdict:
             return None  # of another step, or of one that this start has not stated; or known
         if m.applied and len(m.norms) != 1 + len(step.stated.all_clips(self._shard.norm_type)):
             return None

@@ -355,7 +355,7 @@ class Step:
     @property
     def is_provisional(self) -> bool:
         """True while pages are updated as if the step was not clipped, and their weights stay."""
-        return self.streaming and self.folds and not self.is_judged
+        return self.streaming and self.folds and self.verdict is None
 
     @property
     def is_clipped(self) -> bool:
@@ -366,11 +366,6 @@ class Step:
     def is_void(self, update: Update) -> bool:
         """True if an update was made as if the step was not clipped, and it is."""
         return not update.norms and self.is_applied and self.is_clipped
-
-    @property
-    def is_judged(self) -> bool:
-        """True if it has its verdict."""
-        return self.verdict is not None
 
     @property
     def is_skipped(self) -> bool:
@@ -529,7 +524,7 @@ class Steps:
         """True if the open step can never be decided, as attachments of these ranks are lost."""
         step = self.open
         # Before its verdict a step is given up with the attempt: then nothing of it is missed.
-        if step is None or not step.is_judged or not step.keeps:
+        if step is None or step.verdict is None or not step.keeps:
             return False
         return bool(ranks & self._children.members.active & ~step.kept_ranks)
 
