@@ -153,7 +153,8 @@ def nested(
         inside = [term for term in terms if not term.contributors & ~bits]
         if 1 < len(inside) < len(terms):
             outside = [term for term in terms if term.contributors & ~bits]
-            terms = sorted([*outside, Group(tuple(inside))], key=_lowest)
+            terms = [*outside, Group(tuple(inside))]
+            terms.sort(key=lambda term: term.contributors & -term.contributors)
     return tuple(terms)
 
 
@@ -196,7 +197,3 @@ def _weight(terms: Sequence[Contribution | Group]) -> float:
     for term in terms:
         total += _weight(term.terms) if isinstance(term, Group) else term.weight
     return total
-
-
-def _lowest(term: Contribution | Group) -> int:
-    return term.contributors & -term.contributors

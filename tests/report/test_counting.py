@@ -23,8 +23,8 @@ from tests.helpers.local_job import Job, Worker, cluster_for
 ROOT = Path(__file__).parents[2]
 
 
-def test_connections_of_one_child_are_one_link() -> None:
-    """Goal: a child that came back under another name is counted as one."""
+def test_connections_are_counted_by_link_and_by_kind() -> None:
+    """Goal: a child that came back under another name is one link; a total is of what is asked."""
     links = LinkCounts()
     links.sent("p-1", Weights, 10, 100)
     links.sent("p-2", Weights, 1, 2)
@@ -35,19 +35,9 @@ def test_connections_of_one_child_are_one_link() -> None:
         "parent": LinkCount(0, 0, 0, 1, 5, 6),
         "ranks 0": LinkCount(2, 11, 102, 1, 3, 4),
     }
-
-
-def test_bytes_are_summed_by_kind_and_link() -> None:
-    """Goal: what is asked for is what counts: kinds, connections, both, or all there is."""
-    links = LinkCounts()
-    links.sent("p-1", Weights, 10, 100)
-    links.sent("parent", Push, 20, 200)
-    links.received("parent", Weights, 30, 300)
-    links.received("p-1", None, 5, 0)
-    assert links.total(Push).payload_bytes_sent == 200
-    assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_received == 300
-    assert links.total(Weights, of=lambda peer: peer == "parent").payload_bytes_sent == 0
-    assert links.total().header_bytes == 65
+    assert links.total(Push) == LinkCount(0, 0, 0, 1, 3, 4)
+    assert links.total(Weights, of=lambda peer: peer == "p-2") == LinkCount(1, 1, 2)
+    assert links.total().header_bytes == 19
 
 
 def test_the_loop_counts_a_new_link_while_another_thread_reads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -175,19 +176,24 @@ def test_nothing_is_left_after_an_abort() -> None:
         assert optimizer.step().number == 1
 
 
-def test_zero_grad_elsewhere_does_nothing() -> None:
-    """Goal: the usual places of zero_grad do not disturb a step."""
+@pytest.mark.parametrize("place", [0, 1, 2, None])
+def test_zero_grad_elsewhere_does_nothing(place: int | None) -> None:
+    """Goal: in its usual places it disturbs no step. Where there is none, torch would add up the
+    gradients of all steps: that is said once."""
     network = FakeNetwork(1)
-    with worker(network):
+    with worker(network), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
         model, optimizer = small()
-        optimizer.zero_grad()
-        loss = square_loss(model, 0, 0, 0)
-        optimizer.zero_grad()
-        model.zero_grad()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        clears = [optimizer.zero_grad if at == place else int for at in range(3)]
+        for step in range(4):
+            clears[0]()
+            loss = square_loss(model, step, 0, 0)
+            clears[1]()
+            loss.backward()
+            optimizer.step()
+            clears[2]()
     assert network.attempt == 0
+    assert [__file__] * (place is None) == [each.filename for each in said]
 
 
 def test_error_in_backward_must_be_cleared() -> None:

@@ -50,6 +50,7 @@ class ElasticSampler:
         ...         for indices in sampler.batches():
         ...             model(data[indices]).sum().backward()
         ...             result = optimizer.step()
+        ...             optimizer.zero_grad()
         ...     except luwu.StepAborted:
         ...         pass  # the sampler is back at the step that is computed again
         >>> result.number

@@ -15,6 +15,7 @@ hyper-parameters are stated when the backward begins.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -81,6 +82,8 @@ class Session:
         self.optimizers = Optimizers()
         self._pending: StepResult | None = None
         """Result of the step that one optimizer has stepped and that is not committed yet."""
+        self._has_old_gradients = False
+        """True if torch would still have gradients of an earlier step."""
         self.is_finished = False
 
     # ---------------------------------------------------------------------- before training
@@ -280,6 +283,11 @@ class Session:
             return
         number, parts = self.progress.step, self.progress.parts
         self.optimizers.check_ready(number, self.units)
+        if self._has_old_gradients:
+            warnings.warn(
+                "no zero_grad() since the last step(): torch would add up the gradients of both; "
+                "here each has its own alone", stacklevel=5,
+            )  # fmt: skip
         hyper = self.backward.hyper_to_commit()
         self.pulls.let_go()  # before: the node may write over them once all have committed
         self.mover.let_go()
@@ -290,6 +298,7 @@ class Session:
             norms, pushes = self.clipping.resolve(result), self.backward.take_pushes()
             idle = self.optimizers.unstepped
             self._forget_step(number + 1)
+            self._has_old_gradients = True
             self.optimizers.idle = idle
             self.attachments.take(number + 1)
         try:
@@ -368,6 +377,7 @@ class Session:
                 "left to be 0, and a parameter that a step does not use is left alone. Call "
                 "zero_grad()"
             )
+        self._has_old_gradients = False
         if part is not None and self.optimizers.are_several and not self.backward.is_open:
             if part not in self.optimizers.unstepped:
                 return  # its gradients are those of its step
@@ -433,6 +443,7 @@ class Session:
     def _forget_step(self, next_step: int) -> None:
         self.pulls.end_step()
         self.progress.step, self.progress.parts = next_step, 0
+        self._has_old_gradients = False
         self.clipping.drop()
         self.backward.reset()
         self.optimizers.reset()

@@ -25,19 +25,10 @@ from torch.utils.hooks import RemovableHandle
 
 from luwu.base.errors import ConfigError, LuwuError
 
-
-def _getter(name: str) -> Any:
-    return getattr(Tensor, name).__get__
-
-
-def _setter(name: str) -> Any:
-    return getattr(Tensor, name).__set__
-
-
 NEED_NO_VALUE = frozenset(
     [
         *(
-            _getter(name)
+            getattr(Tensor, name).__get__
             for name in (
                 "device", "dtype", "grad_fn", "is_cpu", "is_cuda", "is_leaf", "is_meta",
                 "is_mkldnn", "is_mps", "is_nested", "is_quantized", "is_sparse", "itemsize",
@@ -48,8 +39,8 @@ NEED_NO_VALUE = frozenset(
         Tensor.__hash__, Tensor.__len__, Tensor.dim, Tensor.element_size, Tensor.get_device,
         Tensor.is_complex, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_inference,
         Tensor.is_signed, Tensor.ndimension, Tensor.nelement, Tensor.numel, Tensor.requires_grad_,
- _setter("requires_grad"), Tensor.size, Tensor.storage_offset, Tensor.stride,
-        torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
+        vars(torch._C.TensorBase)["requires_grad"].__set__, Tensor.size, Tensor.storage_offset,
+        Tensor.stride, torch.is_complex, torch.is_floating_point, torch.is_inference, torch.numel,
     ]
 )  # fmt: skip
 """Functions of torch that need no value."""
