@@ -134,8 +134,8 @@ def _finish() -> None:
 
 
 def _threads() -> list[str]:
-    """Threads that Python waits for before this process ends; but not those of executors that have
-    nothing to do (as torch.compile leaves them), which it ends."""
+    """Threads that Python waits for before this process ends. It ends those of executors that have
+    nothing to do, as torch.compile leaves some."""
     executors = sys.modules.get("concurrent.futures.thread")
     file = executors and executors.__file__
     idle = {at for at, frame in sys._current_frames().items() if frame.f_code.co_filename == file}
