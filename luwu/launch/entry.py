@@ -136,9 +136,9 @@ def _finish() -> None:
 def _threads() -> list[str]:
     """Threads that Python waits for before this process ends. It ends those of executors that have
     nothing to do, as torch.compile leaves some."""
-    executors = sys.modules.get("concurrent.futures.thread")
-    file = executors and executors.__file__
-    idle = {at for at, frame in sys._current_frames().items() if frame.f_code.co_filename == file}
+    codes = {at: frame.f_code for at, frame in sys._current_frames().items()}
+    file = "concurrent/futures/thread.py"  # a thread that is busy is in a function further in
+    idle = {k for k, c in codes.items() if c.co_name == "_worker" and c.co_filename.endswith(file)}
     ours = [each for each in threading.enumerate() if each is not threading.current_thread()]
     return [each.name for each in ours if not each.daemon and each.ident not in idle]
 

@@ -81,7 +81,7 @@ def test_a_pin_that_torch_refuses_is_left_out() -> None:
 
 
 def test_pins_of_the_pinned_torch_are_kept() -> None:
-    """Goal: pip is told what stands in the file, but for torch and the pins that are named."""
+    """Goal: pip gets the pins of the file, except torch's and those reported as left out."""
     done = subprocess.run(
         [sys.executable, str(ROOT / ".ci" / "pins.py"), str(ROOT / "constraints.txt")],
         capture_output=True, text=True, check=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ def test_unshard_ahead_of_forward_is_one_pull() -> None:
         model.blocks[1].unshard(async_op=True)
         model.blocks[1].reshard()
         assert network.log[-1][0] == "forget"
+        model.blocks[0].unshard()
+        copied = copy.deepcopy(model.blocks[0].up.weight)
+        copied.data = 2 * copied.data  # the copy is the script's own
 
 
 @pytest.mark.feature("forward and backward prefetch")

@@ -178,8 +178,8 @@ def test_nothing_is_left_after_an_abort() -> None:
 
 @pytest.mark.parametrize("place", [0, 1, 2, None])
 def test_zero_grad_elsewhere_does_nothing(place: int | None) -> None:
-    """Goal: in its usual places it disturbs no step. Where there is none, torch would add up the
-    gradients of all steps: that is said once."""
+    """Goal: in its usual places it disturbs no step. A script without it is warned, once: torch
+    would add up the gradients of all steps."""
     network = FakeNetwork(1)
     with worker(network), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("default")

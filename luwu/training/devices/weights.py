@@ -97,6 +97,9 @@ class _Weight(nn.Parameter):
     def data(self, value: object) -> NoReturn:
         raise LuwuError(f"a weight was changed by `.data =`; {WRITTEN}")
 
+    def __deepcopy__(self, memo: object) -> nn.Parameter:
+        return nn.Parameter(self.detach().clone(), self.requires_grad)  # no weight: the script's
+
 
 class _View:
     """One place of the flat vector, and the parameters that are views of it."""

@@ -314,10 +314,7 @@ class Unit:
     def check_unwritten(self) -> None:
         """Make sure that the script left the weights alone. Raises LuwuError before they go."""
         if self.weights.was_written():
-            raise LuwuError(
-                f"unit {self.name}: a weight was changed in place between its pull and its free; "
-                f"{WRITTEN}"
-            )
+            raise LuwuError(f"unit {self.name}: a weight was changed in place; {WRITTEN}")
         if replaced := self._replaced(self.weights.parameters):
             raise LuwuError(f"{replaced} was replaced between its pull and its free; {WRITTEN}")
 
